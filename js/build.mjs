@@ -10,22 +10,7 @@ import { build } from "esbuild";
 
 const outdir = process.argv[2] ?? "../nnx_inspector/static";
 
-/** Puts the test ids where they are used, which takes less than a table of them. */
-const testids = {
-  name: "testids",
-  setup({ onLoad }) {
-    const table = resolve(import.meta.dirname, "src/ui/testids.ts");
-    const ids = new Map([...readFileSync(table, "utf8").matchAll(/^ {2}(\w+): ("nni-[\w-]+"),$/gm)].map(([, name, id]) => [name, id]));
-    onLoad({ filter: /[\\/]src[\\/].*\.tsx?$/ }, ({ path }) => {
-      const text = readFileSync(path, "utf8");
-      const contents = path === table ? text.replace(/^ {2}\w+: "nni-.*\n/gm, "") : text.replace(/\bids\.(\w+)/g, (whole, name) => ids.get(name) ?? whole);
-      return { contents, loader: path.endsWith("x") ? "tsx" : "ts" };
-    });
-  },
-};
-
 const options = {
-  plugins: [testids],
   metafile: true,
   absWorkingDir: import.meta.dirname,
   preserveSymlinks: true, // else the packages of a linked node_modules have no licences here

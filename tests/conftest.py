@@ -40,11 +40,11 @@ os.environ.setdefault("PYTHONWARNINGS", f"ignore:{HALF_WRITTEN}:UserWarning")  #
 
 import jax  # noqa: E402 - it reads the above when imported
 import pytest  # noqa: E402
-from drawn import draw_by_length  # noqa: E402
-from examples import LONG  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
+from hypothesis_examples import LONG  # noqa: E402
+from random_draws import draw_powers_of_two  # noqa: E402
 
-draw_by_length()
+draw_powers_of_two()
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # a run in a shell's background ignores interrupts, and so would what tests send them to

@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 import pytest
-from drawn import DRAWS
+from random_draws import DRAW_NAMES
 
 
-@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("name", DRAW_NAMES)
 def test_the_numbers_are_those_of_jax(name):
     draw, key = getattr(jax.random, name), jax.random.key(3)
     bounds = (-2, 2) if name == "truncated_normal" else ()

@@ -12,15 +12,14 @@ import { Bridge } from "./kernel/bridge";
 import { Banner } from "./notices/Banner";
 import { Notices } from "./notices/Notices";
 import { Perturbations } from "./perturb/Perturbations";
-import { Foot } from "./python/Foot";
+import { Footer } from "./python/Footer";
 import { Store } from "./store";
-import { Time } from "./time/Time";
+import { TimePanel } from "./time/TimePanel";
 import { Tree } from "./tree/Tree";
 import { Boundary } from "./frame/Boundary";
 import { fillPane } from "./frame/pane";
 import { isStacked, ROW_HEIGHT, useLayout, type Layout } from "./frame/layout";
 import { Split } from "./frame/Split";
-import { ids } from "./ui/testids";
 import { dark, paletteOf, readTheme, watchTheme } from "./ui/theme";
 
 interface Props {
@@ -29,7 +28,7 @@ interface Props {
 }
 
 /** A store, the bridge that fills it, and a function that ends both. */
-export function connected(): Props & { close(): void } {
+export function connect(): Props & { close(): void } {
   const bridge = new Bridge();
   const store = new Store(bridge);
   bridge.receiver = store;
@@ -76,7 +75,7 @@ function App({ store, bridge }: Props) {
     const { target } = event;
     const typing = target instanceof HTMLInputElement && target.type !== "range" && target.type !== "checkbox";
     if (typing || target instanceof HTMLSelectElement || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "/") root.current!.querySelector<HTMLInputElement>(`[data-testid="${ids.search}"]`)?.focus();
+    if (event.key === "/") root.current!.querySelector<HTMLInputElement>(`[data-testid="nni-search"]`)?.focus();
     else if (!/^[1-5]$/.test(event.key) || !chooseGroup(store, Number(event.key) - 1)) return;
     event.preventDefault();
     event.stopPropagation();
@@ -92,14 +91,14 @@ function App({ store, bridge }: Props) {
     <div
       ref={root}
       class={dark.value ? "nni-root nni-dark" : "nni-root"}
-      data-testid={ids.root}
+      data-testid="nni-root"
       data-lm-suppress-shortcuts="true"
       onFocusIn={onFocusIn}
       onKeyDown={onKeyDown}
     >
-      <div ref={view} class={away || alone ? "nni-view nni-away" : "nni-view"} style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
+      <div ref={view} class={away || alone ? "nni-view nni-one-line" : "nni-view"} style={{ "--nni-row": `${ROW_HEIGHT}px` }}>
         {away ? (
-          <p role="status" data-testid={ids.away}>
+          <p role="status" data-testid="nni-shown-elsewhere">
             {store.sites.value?.model ?? "The model"} is shown beside the notebook.
             <button type="button" class="nni-button" onClick={() => setHere(true)}>
               Show it here too
@@ -119,7 +118,7 @@ function Parts({ store, bridge, layout, root }: Props & { layout: Layout; root: 
   const [findings, setFindings] = useState(false);
   const closeFindings = (): void => {
     setFindings(false);
-    root.current!.querySelector<HTMLElement>(`[data-testid="${ids.findings}"]`)?.focus();
+    root.current!.querySelector<HTMLElement>(`[data-testid="nni-findings"]`)?.focus();
   };
 
   return (
@@ -130,7 +129,7 @@ function Parts({ store, bridge, layout, root }: Props & { layout: Layout; root: 
       <Boundary name="the notices"><Notices store={store} bridge={bridge} /></Boundary>
       <Boundary name="the perturbations"><Perturbations store={store} bridge={bridge} /></Boundary>
       <Body store={store} layout={layout} />
-      <Boundary name="the bottom line"><Foot store={store} /></Boundary>
+      <Boundary name="the bottom line"><Footer store={store} /></Boundary>
     </>
   );
 }
@@ -144,29 +143,29 @@ function Body({ store, layout }: { store: Store; layout: Layout }) {
   const size = (name: string): string | undefined => (name in sizes ? `${sizes[name]}px` : undefined);
   return (
     <div
-      class={stacked ? "nni-body nni-below" : "nni-body nni-aside"}
+      class={stacked ? "nni-body nni-stacked" : "nni-body nni-side-by-side"}
       style={{
         "--nni-count": store.tree.rows.value.length,
         "--nni-shown": store.perturbations.value.length > 0 ? 6 : 7,
         "--nni-metrics": store.curves.value.length,
         "--nni-tree-size": size(tree),
-        "--nni-above-size": stacked ? undefined : size(above),
+        "--nni-tree-height": stacked ? undefined : size(above),
       }}
     >
-      <Boundary name="time"><Time store={store} layout={layout} /></Boundary>
+      <Boundary name="time"><TimePanel store={store} layout={layout} /></Boundary>
       <Boundary name="the tree"><Tree store={store} layout={layout} /></Boundary>
       {!stacked && (
-        <Split label="Height of the tree" sizes={store.sizes} name={above} sideways={false} of=".nni-tree" least={rows} rest={100} />
+        <Split label="Height of the tree" sizes={store.sizes} name={above} sideways={false} part=".nni-tree" leastSize={rows} leastRest={100} />
       )}
       <Split
         label={stacked ? "Height of the tree" : "Width of the tree"}
-        testid={ids.split}
+        testid="nni-split"
         sizes={store.sizes}
         name={tree}
         sideways={!stacked}
-        of=".nni-tree"
-        least={stacked ? rows : TREE_WIDTH}
-        rest={stacked ? DETAIL_HEIGHT : DETAIL_WIDTH}
+        part=".nni-tree"
+        leastSize={stacked ? rows : TREE_WIDTH}
+        leastRest={stacked ? DETAIL_HEIGHT : DETAIL_WIDTH}
       />
       <Boundary name="the detail"><Detail store={store} /></Boundary>
     </div>

@@ -6,10 +6,10 @@ import type { Model } from "./kernel/bridge";
 import type { Store } from "./store";
 
 /** What nbconvert and Sphinx put into a page: the state of the notebook's widgets. */
-const COPY = 'script[type="application/vnd.jupyter.widget-state+json"]';
+const CONVERTED_PAGE = 'script[type="application/vnd.jupyter.widget-state+json"]';
 
 /** Hides it while the view in `place` is alive; call the returned function to show it again. */
-export function coverSaved(inspector: string, store: Store, place: HTMLElement): () => void {
+export function hideSavedState(inspector: string, store: Store, place: HTMLElement): () => void {
   if (!/^[\w-]+$/.test(inspector)) return () => undefined;
   const style = document.createElement("style");
   style.textContent =
@@ -19,7 +19,7 @@ export function coverSaved(inspector: string, store: Store, place: HTMLElement):
     const alive = store.sites.value !== null;
     if (alive) document.head.append(style);
     else style.remove();
-    place.hidden = !alive && document.querySelector(COPY) !== null && document.querySelector(`.nni-of-${inspector}`) !== null;
+    place.hidden = !alive && document.querySelector(CONVERTED_PAGE) !== null && document.querySelector(`.nni-of-${inspector}`) !== null;
   });
   return () => {
     stop();
@@ -28,13 +28,13 @@ export function coverSaved(inspector: string, store: Store, place: HTMLElement):
 }
 
 /** The front end of a widget that was restored from a notebook: the last state is beside it. */
-const RESTORED = 'export default { render({ el }) { el.style.display = "none"; } };';
+const RESTORED_SOURCE = 'export default { render({ el }) { el.style.display = "none"; } };';
 
 /** Removes the front end, which is running by now, from the model that JupyterLab saves in the
  * notebook's metadata: 0.13 MB for each inspector. The kernel still has it. The change is silent,
  * because anywidget would otherwise load another front end in place of this one. */
-export function lighten(model: Model): void {
+export function dropSource(model: Model): void {
   if (document.body.getAttribute("data-jp-theme-light") === null) return; // other hosts have no silent changes
-  model.set?.("_esm", RESTORED, { silent: true });
+  model.set?.("_esm", RESTORED_SOURCE, { silent: true });
   model.set?.("_css", "", { silent: true });
 }

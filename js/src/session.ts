@@ -2,10 +2,10 @@
 // imported several copies of this file for them.
 // Invariant: the copy of this file that made a session runs all of it, because one copy does not
 // know the signals of another; a session without models is dropped.
-import { connected, mount } from "./App";
+import { connect, mount } from "./App";
 import type { Model } from "./kernel/bridge";
-import { sessions, streams, type Session } from "./kernel/shared";
-import { coverSaved } from "./saved";
+import { sessions, streams, type Session } from "./kernel/globals";
+import { hideSavedState } from "./saved";
 
 export function sessionOf(inspector: string): Session {
   const known = sessions().get(inspector);
@@ -19,7 +19,7 @@ export function sessionOf(inspector: string): Session {
 }
 
 function createSession(inspector: string, forget: () => void): Session {
-  const parts = connected();
+  const parts = connect();
   const models = new Set<Model>();
   return {
     attach(role, { model, signal }) {
@@ -38,7 +38,7 @@ function createSession(inspector: string, forget: () => void): Session {
       const place = document.createElement("div");
       el.append(place);
       const end = mount(parts, place);
-      const uncover = coverSaved(inspector, parts.store, place);
+      const uncover = hideSavedState(inspector, parts.store, place);
       return () => {
         uncover();
         end();

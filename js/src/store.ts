@@ -3,64 +3,64 @@
 // after that; a frame of another layout is never drawn; the timeline decides which pass is drawn;
 // when a frame is drawn, the progress is that of the last message. Views only read signals and call
 // methods of the store.
-import type { Axis } from "./charts/axis";
+import type { AxisScale } from "./charts/axis";
 import { batch, computed, signal } from "@preact/signals";
 import { CompareState } from "./compare/state";
 import { FlowState } from "./flow/state";
-import { UNREACHABLE, type Kernel, type Receiver, type Update } from "./kernel/bridge";
-import { decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUpdates, parameterKey, sitesOf } from "./kernel/decode";
+import { UNREACHABLE, type Kernel, type Receiver, type UpdateMessage } from "./kernel/bridge";
+import { decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUpdates, parameterKey, siteCount } from "./kernel/decode";
 import type { ChoicesData, CurveData, FrameData, HistoryData, UpdatesData } from "./kernel/decode";
 import { InputsState } from "./inputs/state";
-import { Looks } from "./kernel/looks";
+import { SiteQueries } from "./kernel/queries";
 import type { Findings, Layout, Notice, Perturb, Perturbation, Progress, State, Sweep } from "./kernel/protocol";
 import { CLEAN, QUANTITIES, STATISTICS } from "./kernel/protocol";
-import { ancestors, label, rowOf, toSites, type Sites } from "./kernel/sites";
+import { ancestors, label, rowKey, indexSites, type Sites } from "./kernel/sites";
 import { NnxState } from "./nnx/state";
 import { decodePasses } from "./time/passes";
 import { Timeline } from "./time/timeline";
 import { TreeView } from "./tree/view";
-import { openAtFirst } from "./tree/visible";
-import { Masks } from "./masks/mask";
+import { initiallyOpen } from "./tree/visible";
+import { MaskRequests } from "./masks/requests";
 import { ValuesState } from "./values/state";
 import { StudiesState } from "./studies/state";
 import { WordsState } from "./words/state";
 
 /** A requested change that no State has yet; it is shown at once, so that a switch reacts at once. */
-interface Intent {
+interface PendingChange {
   readonly enabled: boolean;
   readonly strength: number | null;
   readonly answered: boolean;
 }
 
-interface Adding {
+interface PendingPerturbation {
   readonly site: string;
   readonly kind: string;
 }
 
 /** Something that takes a while, and since when, on the clock of this page. */
-export interface Wait {
+export interface RunningTask {
   readonly what: string;
   readonly since: number;
 }
 
-export interface Line extends Notice {
+export interface NoticeLine extends Notice {
   readonly id: string;
 }
 
-const NOT_FINITE = (["nan", "posinf", "neginf"] as const).map((name) => STATISTICS.indexOf(name));
+const NOT_FINITE_COLUMNS = (["nan", "posinf", "neginf"] as const).map((name) => STATISTICS.indexOf(name));
 const SELECT_MS = 60;
 const ADJUST_MS = 50;
 
 export class Store implements Receiver {
   /** What a saved page, or a run that is read from its file, says of itself; "" if the model is here. */
-  readonly replay = signal("");
+  readonly replayNote = signal("");
   /** The panels that need the model, where it is not here: "units", "nnx", "values". */
-  readonly missing = signal<ReadonlySet<string>>(new Set());
+  readonly missingPanels = signal<ReadonlySet<string>>(new Set());
   readonly sites = signal<Sites | null>(null);
   readonly frame = signal<FrameData | null>(null);
   readonly state = signal<State | null>(null);
   readonly progress = signal<Progress | null>(null);
-  readonly waiting = signal<readonly Wait[]>([]);
+  readonly waiting = signal<readonly RunningTask[]>([]);
   readonly curves = signal<readonly CurveData[]>([]);
   readonly histories = signal<ReadonlyMap<number, HistoryData>>(new Map());
   /** Those of the selected site's parameters, by `parameterKey`. */
@@ -80,12 +80,12 @@ export class Store implements Receiver {
   );
   readonly studies = new StudiesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
   readonly values: ValuesState = new ValuesState((request, settle) => this.kernel.ask(request, settle), this.inputs);
-  readonly axis = signal<Axis>("auto");
-  readonly looks: Looks;
-  readonly masks: Masks;
+  readonly axis = signal<AxisScale>("auto");
+  readonly queries: SiteQueries;
+  readonly masks: MaskRequests;
   readonly sweep = signal<Sweep | null>(null);
   /** What the next sweep does: the kind, its strengths, and whether only below the selected site. */
-  readonly sweepWish = signal<{ readonly kind: string; readonly strengths: Readonly<Record<string, number>>; readonly below: boolean }>({ kind: "", strengths: {}, below: false });
+  readonly sweepOptions = signal<{ readonly kind: string; readonly strengths: Readonly<Record<string, number>>; readonly below: boolean }>({ kind: "", strengths: {}, below: false });
   readonly findings = signal<Findings | null>(null);
   /** The axis along which the units of a site are shown, once it was chosen. */
   readonly unitsAxis = signal({ site: "", axis: -1 });
@@ -93,10 +93,10 @@ export class Store implements Receiver {
   readonly unitFigure = signal("mean");
   readonly editingMask = signal(false);
   /** Counts up when the form that adds a perturbation should open. */
-  readonly adding = signal(0);
-  readonly overSteps = signal<"bands" | "heatmap">("bands");
+  readonly openMenuCount = signal(0);
+  readonly historyChart = signal<"bands" | "heatmap">("bands");
   /** The panel that each group of tabs showed last. */
-  readonly lastIn = signal<ReadonlyMap<string, string>>(new Map());
+  readonly lastPanels = signal<ReadonlyMap<string, string>>(new Map());
   /** The sizes of the parts of the screen that were chosen, by part and width class. */
   readonly sizes = signal<Readonly<Record<string, number>>>({});
   /** How many views are beside the notebook: those in cells then only say so. */
@@ -104,40 +104,40 @@ export class Store implements Receiver {
   /** The row of the tree under the pointer, -1 for none: the foot shows its figures. */
   readonly pointed = signal(-1);
   /** Counts up when a row should be brought into view: by a key, a link or the kernel. */
-  readonly reveal = signal(0);
+  readonly revealCount = signal(0);
 
   /** Whether no perturbation can be switched: the model is not here, and its run takes no requests. */
-  readonly fixed = computed(() => this.replay.value !== "" && !this.state.value?.recorded?.steers);
+  readonly isReadOnly = computed(() => this.replayNote.value !== "" && !this.state.value?.recorded?.steers);
   /** Whether what is on screen can change no more: it was saved, or the run has come to its end. */
-  readonly saved = computed(() => this.replay.value !== "" && !this.progress.value?.running);
+  readonly isSaved = computed(() => this.replayNote.value !== "" && !this.progress.value?.running);
   readonly selectedIndex = computed(() => {
     const key = this.selected.value;
     return (key === null ? undefined : this.sites.value?.byKey.get(key)) ?? -1;
   });
   readonly perturbations = computed<readonly Perturbation[]>(() => {
-    const intents = this.intents.value;
+    const changes = this.pendingChanges.value;
     return (this.state.value?.perturbations ?? []).map((p) => {
-      const wish = intents.get(p.id);
+      const wish = changes.get(p.id);
       return wish ? { ...p, enabled: wish.enabled, strength: wish.strength ?? p.strength } : p;
     });
   });
   /** Whether the State lacks a requested change; then its effect is older than the change. */
-  readonly wished = computed(() =>
+  readonly hasPendingChange = computed(() =>
     (this.state.value?.perturbations ?? []).some((p) => {
-      const wish = this.intents.value.get(p.id);
+      const wish = this.pendingChanges.value.get(p.id);
       return wish !== undefined && (wish.enabled !== p.enabled || (wish.strength !== null && wish.strength !== p.strength));
     }),
   );
   /** When a click acts that has had no answer for a while; "" if there is none, or it cannot be said. */
-  readonly waits = computed(() => {
+  readonly pendingNote = computed(() => {
     const state = this.state.value;
     if (!state || (this.kernel.unanswered?.value ?? 0) === 0 || state.listening === "during") return "";
     return state.listening === "steps" && this.progress.value?.running ? "acts at the next step" : "acts when the cell ends";
   });
   /** The perturbations of which a change has had no answer. */
-  readonly unanswered = computed(() => new Set([...this.removing.value, ...[...this.intents.value].flatMap(([id, wish]) => (wish.answered ? [] : [id]))]));
+  readonly unanswered = computed(() => new Set([...this.pendingRemovals.value, ...[...this.pendingChanges.value].flatMap(([id, wish]) => (wish.answered ? [] : [id]))]));
   /** The perturbations that were asked for and have had no answer. */
-  readonly requested = signal<readonly Adding[]>([]);
+  readonly pendingPerturbations = signal<readonly PendingPerturbation[]>([]);
   /** Site key -> whether one of its perturbations is on; missing if it has none. */
   readonly perturbed = computed(() => {
     const on = new Map<string, boolean>();
@@ -145,19 +145,19 @@ export class Store implements Receiver {
     if (!sites) return on;
     for (const p of this.perturbations.value) {
       for (const site of p.sites) {
-        const row = rowOf(sites, site);
+        const row = rowKey(sites, site);
         if (row !== undefined) on.set(row, (on.get(row) ?? false) || p.enabled);
       }
     }
     return on;
   });
   /** Per site: bit 1, it has NaN or Inf values itself; bit 2, something below it has. */
-  readonly bad = computed(() => markBad(this.sites.value, this.frame.value));
+  readonly notFinite = computed(() => notFiniteMarks(this.sites.value, this.frame.value));
   /** The sites at which, as a rule has found, values stop being finite. */
-  readonly origins = computed<ReadonlySet<string>>(
+  readonly notFiniteOrigins = computed<ReadonlySet<string>>(
     () => new Set((this.findings.value?.findings ?? []).filter((one) => one.rule === "nonfinite").map((one) => one.site)),
   );
-  readonly notices = computed<readonly Line[]>(() => {
+  readonly notices = computed<readonly NoticeLine[]>(() => {
     const away = this.dismissed.value;
     const fromKernel = (this.state.value?.notices ?? []).map((n) => ({ ...n, id: `${n.level}\n${n.site}\n${n.text}` }));
     return [...this.problems.value, ...fromKernel].filter((n) => !away.has(n.id));
@@ -176,14 +176,14 @@ export class Store implements Receiver {
     frame: this.frame,
     selected: this.selected,
     showPass: (number, site, settle) => this.kernel.ask({ type: "show_pass", number, site }, settle),
-    live: () => {
-      this.live ??= this.newest; // drawn before, and perhaps the last one
+    showNewest: () => {
+      this.liveFrame ??= this.newestFrame; // drawn before, and perhaps the last one
       this.schedule();
     },
-    problem: (text) => this.problem("warning", text, null),
+    reportProblem: (text) => this.addProblem("warning", text, null),
   });
   /** What the pass on screen is compared with: the pinned pass, or else itself without its perturbations. */
-  readonly behind = computed<FrameData | null>(() => {
+  readonly comparison = computed<FrameData | null>(() => {
     const { pinned, clean } = this.timeline;
     return pinned.value ?? (clean.value && CLEAN - clean.value.header.number === this.frame.value?.header.number ? clean.value : null);
   });
@@ -198,44 +198,44 @@ export class Store implements Receiver {
     frame: this.frame,
     pinned: this.timeline.pinned,
     held: this.timeline.held,
-    bad: this.bad,
+    bad: this.notFinite,
     perturbed: this.perturbed,
     effects: computed(() => !this.state.value?.recorded?.steers),
     moved: computed(() => new Map(Object.entries(this.state.value?.effect?.moved ?? {}).map(([site, change]) => [site, change ?? Infinity]))),
   });
 
-  private readonly removing = signal<readonly number[]>([]);
-  private readonly intents = signal<ReadonlyMap<number, Intent>>(new Map());
-  private readonly problems = signal<readonly Line[]>([]);
+  private readonly pendingRemovals = signal<readonly number[]>([]);
+  private readonly pendingChanges = signal<ReadonlyMap<number, PendingChange>>(new Map());
+  private readonly problems = signal<readonly NoticeLine[]>([]);
   private readonly dismissed = signal<ReadonlySet<string>>(new Set());
   /** Not drawn yet: the newest live frame, and the newest requested frame. */
-  private live: FrameData | null = null;
-  private newest: FrameData | null = null;
-  private asked: FrameData | null = null;
+  private liveFrame: FrameData | null = null;
+  private newestFrame: FrameData | null = null;
+  private requestedFrame: FrameData | null = null;
   /** The progress in the last message. */
   private lastProgress: Progress | null = null;
   private drawing = 0;
   private selecting = 0;
   private stateSelected: string | null = null;
   private selectTimer: ReturnType<typeof setTimeout> | undefined;
-  private readonly adjusting = new Map<number, { timer: ReturnType<typeof setTimeout>; wish: Intent | null }>();
+  private readonly adjusting = new Map<number, { timer: ReturnType<typeof setTimeout>; wish: PendingChange | null }>();
   private problemCount = 0;
 
   readonly nnx: NnxState;
 
   constructor(private readonly kernel: Kernel & { ack(seq: number): void }) {
     this.nnx = new NnxState(kernel);
-    this.looks = new Looks(kernel);
-    this.masks = new Masks(
+    this.queries = new SiteQueries(kernel);
+    this.masks = new MaskRequests(
       kernel,
       () => this.perturbations.value,
-      (text, site) => this.problem("error", `Could not set the mask of ${label(site)}: ${text}`, site),
+      (text, site) => this.addProblem("error", `Could not set the mask of ${label(site)}: ${text}`, site),
     );
   }
 
   // ---- messages ----
 
-  receive(message: Update, buffer: DataView | undefined): void {
+  receive(message: UpdateMessage, buffer: DataView | undefined): void {
     switch (message.type) {
       case "layout":
         return this.takeLayout(message);
@@ -246,13 +246,13 @@ export class Store implements Receiver {
         if (!sites || message.layout !== sites.id) return;
         const frame = decodeFrame(message, buffer);
         this.lastProgress = message.progress;
-        if (sitesOf(frame) !== sites.list.length) {
-          return this.refuse(`Frame ${message.seq} has ${sitesOf(frame)} sites, its layout ${sites.list.length}.`);
+        if (siteCount(frame) !== sites.list.length) {
+          return this.refuse(`Frame ${message.seq} has ${siteCount(frame)} sites, its layout ${sites.list.length}.`);
         }
-        if (!frame.header.held) this.live = this.newest = frame;
+        if (!frame.header.held) this.liveFrame = this.newestFrame = frame;
         else {
-          this.timeline.arrived(frame);
-          if (this.timeline.admits(frame)) this.asked = frame;
+          this.timeline.takeFrame(frame);
+          if (this.timeline.admits(frame)) this.requestedFrame = frame;
         }
         return this.schedule();
       }
@@ -288,7 +288,7 @@ export class Store implements Receiver {
       case "code":
       case "compilations":
       case "casts":
-        return this.looks.receive(message, buffer);
+        return this.queries.receive(message, buffer);
       case "inputs":
         return this.inputs.take(message);
       case "findings":
@@ -296,7 +296,7 @@ export class Store implements Receiver {
         return;
       case "sweep":
         this.sweep.value = message;
-        this.studies.heard("sweep", message.running);
+        this.studies.noteProgress("sweep", message.running);
         return;
       case "lens":
       case "logits":
@@ -322,21 +322,21 @@ export class Store implements Receiver {
   }
 
   refuse(text: string): void {
-    this.problem("error", text, null);
+    this.addProblem("error", text, null);
   }
 
   private takeLayout(message: Layout): void {
-    const sites = toSites(message);
+    const sites = indexSites(message);
     batch(() => {
       const first = this.sites.value === null;
       if (this.sites.value?.id !== sites.id) {
-        this.live = this.newest = this.asked = null;
+        this.liveFrame = this.newestFrame = this.requestedFrame = null;
         this.frame.value = null;
         this.forgetHistories();
         if (!first) this.timeline.layoutChanged();
       }
       this.sites.value = sites;
-      if (first) this.tree.open.value = openAtFirst(sites);
+      if (first) this.tree.open.value = initiallyOpen(sites);
       this.openTo(this.selected.value);
     });
   }
@@ -347,8 +347,8 @@ export class Store implements Receiver {
       this.state.value = message;
       this.progress.value = this.lastProgress = message.progress;
       if (message.recorded) {
-        this.replay.value = message.recorded.text;
-        this.missing.value = new Set(message.recorded.missing);
+        this.replayNote.value = message.recorded.text;
+        this.missingPanels.value = new Set(message.recorded.missing);
       }
       const now = performance.now();
       if (message.waiting.length + this.waiting.value.length > 0) {
@@ -356,7 +356,7 @@ export class Store implements Receiver {
       }
       this.masks.settle();
       // A State is the truth: it ends a wish, once the kernel has answered the wish.
-      for (const [id, wish] of this.intents.value) if (wish.answered) this.setIntent(id, null);
+      for (const [id, wish] of this.pendingChanges.value) if (wish.answered) this.setPendingChange(id, null);
       const moved = message.selected !== this.stateSelected;
       this.stateSelected = message.selected;
       if (this.selected.value === null || (moved && this.selecting === 0)) this.show(message.selected);
@@ -367,10 +367,10 @@ export class Store implements Receiver {
     if (this.drawing) return;
     this.drawing = requestAnimationFrame(() => {
       this.drawing = 0;
-      const frame = [this.asked, this.live].find((f) => f !== null && this.timeline.admits(f));
+      const frame = [this.requestedFrame, this.liveFrame].find((f) => f !== null && this.timeline.admits(f));
       if (!frame) return;
-      if (frame === this.live) this.live = null; // a frame that is not admitted waits
-      this.asked = null;
+      if (frame === this.liveFrame) this.liveFrame = null; // a frame that is not admitted waits
+      this.requestedFrame = null;
       batch(() => {
         this.frame.value = frame;
         this.progress.value = this.lastProgress;
@@ -389,7 +389,7 @@ export class Store implements Receiver {
   select(key: string, reveal = true): void {
     if (reveal) this.openTo(key);
     if (key === this.selected.value) {
-      if (reveal) this.reveal.value += 1;
+      if (reveal) this.revealCount.value += 1;
       return;
     }
     this.show(key, reveal);
@@ -400,14 +400,14 @@ export class Store implements Receiver {
       this.kernel.ask({ type: "select", site: key }, (error) => {
         this.selecting -= 1;
         // The data that is here can be viewed without a kernel, and the banner reports a missing one.
-        if (error && error !== UNREACHABLE) this.problem("error", `Could not select ${label(key)}: ${error}`, key);
+        if (error && error !== UNREACHABLE) this.addProblem("error", `Could not select ${label(key)}: ${error}`, key);
       });
     }, SELECT_MS);
   }
 
   /** The action of the space key: add Zero if there is no perturbation, else switch those there. */
   togglePerturbation(key: string): void {
-    if (this.fixed.value) return;
+    if (this.isReadOnly.value) return;
     const here = this.perturbations.value.filter((p) => p.site === key);
     if (here.length === 0) this.perturb(key, "Zero", null, "output");
     const enabled = !here.some((p) => p.enabled);
@@ -417,17 +417,17 @@ export class Store implements Receiver {
   /** Add a perturbation: of these units along an axis, or of all. */
   perturb(site: string, kind: string, strength: number | null, at: Perturb["at"], units: readonly number[] = [], axis = -1): void {
     const one = { site, kind };
-    this.requested.value = [...this.requested.value, one];
+    this.pendingPerturbations.value = [...this.pendingPerturbations.value, one];
     this.kernel.ask({ type: "perturb", site, kind, strength, at, units, axis }, (error) => {
-      this.requested.value = this.requested.value.filter((other) => other !== one);
-      if (error) this.problem("error", `Could not perturb ${label(site)}: ${error}`, site);
+      this.pendingPerturbations.value = this.pendingPerturbations.value.filter((other) => other !== one);
+      if (error) this.addProblem("error", `Could not perturb ${label(site)}: ${error}`, site);
     });
   }
 
   /** Send at most one request per perturbation in ADJUST_MS; the last wish is always sent. */
   adjust(id: number, enabled: boolean, strength: number | null): void {
-    const wish = { enabled, strength: strength ?? this.intents.value.get(id)?.strength ?? null, answered: false };
-    this.setIntent(id, wish);
+    const wish = { enabled, strength: strength ?? this.pendingChanges.value.get(id)?.strength ?? null, answered: false };
+    this.setPendingChange(id, wish);
     const running = this.adjusting.get(id);
     if (running) {
       running.wish = wish;
@@ -440,24 +440,24 @@ export class Store implements Receiver {
     }, ADJUST_MS);
     this.adjusting.set(id, { timer, wish: null });
     this.kernel.ask({ type: "adjust", perturbation: id, enabled: wish.enabled, strength: wish.strength }, (error) => {
-      if (error) this.problem("error", `Could not change the perturbation: ${error}`, null);
-      if (this.intents.value.get(id) === wish) this.setIntent(id, error ? null : { ...wish, answered: true });
+      if (error) this.addProblem("error", `Could not change the perturbation: ${error}`, null);
+      if (this.pendingChanges.value.get(id) === wish) this.setPendingChange(id, error ? null : { ...wish, answered: true });
     });
   }
 
   switchAll(enabled: boolean): void {
-    const wishes = new Map(this.intents.value);
+    const wishes = new Map(this.pendingChanges.value);
     for (const { id } of this.perturbations.value) {
-      const wish = { enabled, strength: this.intents.value.get(id)?.strength ?? null, answered: false };
+      const wish = { enabled, strength: this.pendingChanges.value.get(id)?.strength ?? null, answered: false };
       wishes.set(id, wish);
       const running = this.adjusting.get(id);
       if (running?.wish) running.wish = wish; // a drag that is not sent yet
     }
-    this.intents.value = wishes;
+    this.pendingChanges.value = wishes;
     this.kernel.ask({ type: "switch_all", enabled }, (error) => {
-      if (error) this.problem("error", `Could not switch ${enabled ? "on" : "off"} the perturbations: ${error}`, null);
+      if (error) this.addProblem("error", `Could not switch ${enabled ? "on" : "off"} the perturbations: ${error}`, null);
       for (const [id, wish] of wishes) {
-        if (this.intents.value.get(id) === wish) this.setIntent(id, error ? null : { ...wish, answered: true });
+        if (this.pendingChanges.value.get(id) === wish) this.setPendingChange(id, error ? null : { ...wish, answered: true });
       }
     });
   }
@@ -465,7 +465,7 @@ export class Store implements Receiver {
   /** Show the operations within a site's call as rows below it, or hide them; then call `settle`. */
   showOperations(site: string, shown: boolean, settle: () => void): void {
     this.kernel.ask({ type: "show_operations", site, shown }, (error) => {
-      if (error) this.problem("error", `Could not ${shown ? "show" : "hide"} the operations of ${label(site)}: ${error}`, site);
+      if (error) this.addProblem("error", `Could not ${shown ? "show" : "hide"} the operations of ${label(site)}: ${error}`, site);
       else if (shown) this.setOpen(site, true);
       settle();
     });
@@ -474,20 +474,20 @@ export class Store implements Receiver {
   /** Let a run that happens elsewhere measure every so many steps. */
   setEvery(every: number): void {
     this.kernel.ask({ type: "set_every", every }, (error) => {
-      if (error) this.problem("error", `Could not change what is measured: ${error}`, null);
+      if (error) this.addProblem("error", `Could not change what is measured: ${error}`, null);
     });
   }
 
   /** Show the view in a pane beside the notebook; where that is not possible, say how to. */
   openBeside(): void {
     this.kernel.ask({ type: "open_beside" }, (error) => {
-      if (error) this.problem("info", error, null);
+      if (error) this.addProblem("info", error, null);
     });
   }
 
   measureNext(): void {
     this.kernel.ask({ type: "measure_next" }, (error) => {
-      if (error) this.problem("error", `Could not measure the next step: ${error}`, null);
+      if (error) this.addProblem("error", `Could not measure the next step: ${error}`, null);
     });
   }
 
@@ -500,10 +500,10 @@ export class Store implements Receiver {
   }
 
   remove(id: number): void {
-    this.removing.value = [...this.removing.value, id];
+    this.pendingRemovals.value = [...this.pendingRemovals.value, id];
     this.kernel.ask({ type: "remove", perturbation: id }, (error) => {
-      this.removing.value = this.removing.value.filter((other) => other !== id);
-      if (error) this.problem("error", `Could not remove the perturbation: ${error}`, null);
+      this.pendingRemovals.value = this.pendingRemovals.value.filter((other) => other !== id);
+      if (error) this.addProblem("error", `Could not remove the perturbation: ${error}`, null);
     });
   }
 
@@ -538,7 +538,7 @@ export class Store implements Receiver {
       this.selected.value = key;
       if (reveal) {
         this.openTo(key);
-        this.reveal.value += 1;
+        this.revealCount.value += 1;
       }
     });
   }
@@ -558,24 +558,24 @@ export class Store implements Receiver {
     this.choices.value = [];
   }
 
-  private setIntent(id: number, wish: Intent | null): void {
-    const next = new Map(this.intents.value);
+  private setPendingChange(id: number, wish: PendingChange | null): void {
+    const next = new Map(this.pendingChanges.value);
     if (wish) next.set(id, wish);
     else next.delete(id);
-    this.intents.value = next;
+    this.pendingChanges.value = next;
   }
 
-  private problem(level: string, text: string, site: string | null): void {
+  private addProblem(level: string, text: string, site: string | null): void {
     if (this.problems.value.some((n) => n.text === text)) return;
     const line = { id: `local-${++this.problemCount}`, level, text, site };
     this.problems.value = [line, ...this.problems.value].slice(0, 5);
   }
 }
 
-function markBad(sites: Sites | null, frame: FrameData | null): Uint8Array {
+function notFiniteMarks(sites: Sites | null, frame: FrameData | null): Uint8Array {
   const bad = new Uint8Array(sites?.list.length ?? 0);
   if (!sites || !frame) return bad;
-  const [{ table }, [nan, posinf, neginf]] = [frame, NOT_FINITE];
+  const [{ table }, [nan, posinf, neginf]] = [frame, NOT_FINITE_COLUMNS];
   const width = QUANTITIES.length * STATISTICS.length;
   for (let i = 0; i < bad.length; i++) {
     for (let at = i * width; at < (i + 1) * width; at += STATISTICS.length) {

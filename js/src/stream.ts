@@ -1,7 +1,7 @@
 // The front end of the stream comm. It is a few lines, because ipywidgets sends and saves a front end
 // with each model; the control comm has the rest. Invariant: the stream's model joins the session of
 // its inspector at once, whichever of the two models comes first.
-import { sessions, streams, type Context } from "./kernel/shared";
+import { sessions, streams, type Context } from "./kernel/globals";
 
 function initialize(context: Context): void {
   const inspector = String(context.model.get("inspector"));

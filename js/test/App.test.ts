@@ -1,8 +1,7 @@
 // Whole views through anywidget's two entry points, in happy-dom.
 import { afterEach, describe, expect, it, vi } from "vitest";
-import { ABSENT_MS, ALONE_MS } from "../src/kernel/bridge";
+import { ABSENT_MS, STREAM_WAIT_MS } from "../src/kernel/bridge";
 import { HISTORY_BINS, HISTORY_QUANTILES, VERSION } from "../src/kernel/protocol";
-import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
 import { HOSTILE as EVIL } from "./helpers/injection";
 import { MockModel, settle } from "./helpers/kernel";
@@ -18,15 +17,15 @@ afterEach(() => end());
 describe("a view", () => {
   it("shows something before any data, and all of it after", async () => {
     show();
-    expect(find(ids.root)?.dataset["lmSuppressShortcuts"]).toBe("true");
-    expect(find(ids.banner)?.textContent).toContain("Connecting");
+    expect(find("nni-root")?.dataset["lmSuppressShortcuts"]).toBe("true");
+    expect(find("nni-banner")?.textContent).toContain("Connecting");
     await tell(view);
-    expect(find(ids.banner)).toBeNull();
-    expect(all(ids.row).map((row) => row.dataset["site"])).toEqual(SITES.map((s) => s.key));
-    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
-    expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("1");
-    expect(find(ids.histCount("output"))?.dataset["value"]).toBe("8");
-    expect(find(ids.step)?.dataset["value"]).toBe("1");
+    expect(find("nni-banner")).toBeNull();
+    expect(all("nni-row").map((row) => row.dataset["site"])).toEqual(SITES.map((s) => s.key));
+    expect(find("nni-selected")?.dataset["value"]).toBe("blocks/0");
+    expect(find("nni-stat-output-mean")?.dataset["value"]).toBe("1");
+    expect(find("nni-hist-count-output")?.dataset["value"]).toBe("8");
+    expect(find("nni-step")?.dataset["value"]).toBe("1");
     await vi.waitFor(() => expect(control.of("ack")).toEqual([{ type: "ack", seq: 1 }]));
   });
 
@@ -34,10 +33,10 @@ describe("a view", () => {
     const other = document.createElement("div");
     await start();
     const gone = widget.render({ model: control, el: other, signal: life.signal })!;
-    expect(other.querySelector(`[data-testid="${ids.selected}"]`)?.textContent).toBe("blocks/0");
+    expect(other.querySelector(`[data-testid="nni-selected"]`)?.textContent).toBe("blocks/0");
     gone();
     expect(other.childNodes).toHaveLength(0);
-    expect(all(ids.row)).toHaveLength(5);
+    expect(all("nni-row")).toHaveLength(5);
   });
 
   it("of the stream model is empty and hidden", () => {
@@ -55,11 +54,11 @@ describe("a view", () => {
     const own = new AbortController();
     widget.initialize({ model, signal: own.signal });
     widget.render({ model, el: alone, signal: own.signal });
-    vi.advanceTimersByTime(ALONE_MS + ABSENT_MS);
+    vi.advanceTimersByTime(STREAM_WAIT_MS + ABSENT_MS);
     vi.useRealTimers();
     await settle();
     expect(alone.textContent).toContain("Not connected: run the cell again.");
-    expect(alone.querySelector(`[data-testid="${ids.tree}"]`)).toBeNull(); // one line, not an empty screen
+    expect(alone.querySelector(`[data-testid="nni-tree"]`)).toBeNull(); // one line, not an empty screen
     own.abort();
   });
 
@@ -89,12 +88,12 @@ describe("text from a model", () => {
     );
     stream.emit(...frame(1, { sites: 2 }));
     await settle();
-    expect(find(ids.selected)?.textContent).toBe(EVIL);
-    expect(find(ids.notice)?.textContent).toContain(EVIL);
-    expect(find(ids.effect)?.textContent).toContain(EVIL);
-    await opened(find, ids.effectMore);
-    expect(find(ids.downstream)?.textContent).toContain(EVIL);
-    expect(find(ids.expression)?.textContent).toBe(EVIL);
+    expect(find("nni-selected")?.textContent).toBe(EVIL);
+    expect(find("nni-notice")?.textContent).toContain(EVIL);
+    expect(find("nni-effect")?.textContent).toContain(EVIL);
+    await opened(find, "nni-effect-more");
+    expect(find("nni-downstream")?.textContent).toContain(EVIL);
+    expect(find("nni-expression")?.textContent).toBe(EVIL);
     expect(el.querySelectorAll("img, script")).toHaveLength(0);
     expect("hacked" in window).toBe(false);
   });
@@ -107,26 +106,26 @@ describe("what was not measured", () => {
     stream.emit(state());
     stream.emit(...frame(1, { edit: (t) => t.fill(NaN, cell(2, 1, "size"), cell(3, 0, "size")) }));
     await settle();
-    const mean = find(ids.stat("gradient", "mean"))!;
+    const mean = find("nni-stat-gradient-mean")!;
     expect(mean.textContent).toBe("–");
     expect(mean.dataset["value"]).toBe("NaN");
-    expect(find(ids.detail)?.textContent).toContain("No gradient was measured here in this pass.");
-    expect(find(ids.hist("gradient"))?.textContent).toContain("No gradient was measured here.");
-    const index = SITES.findIndex(({ key }) => key === find(ids.selected)!.dataset["value"]);
+    expect(find("nni-detail")?.textContent).toContain("No gradient was measured here in this pass.");
+    expect(find("nni-hist-gradient")?.textContent).toContain("No gradient was measured here.");
+    const index = SITES.findIndex(({ key }) => key === find("nni-selected")!.dataset["value"]);
     const history = { type: "history", version: VERSION, layout: 1, site: index, quantity: 0, steps: 2, parameter: "" };
     stream.emit(history, new DataView(new Float64Array(2 * (1 + HISTORY_QUANTILES.length + HISTORY_BINS) + HISTORY_BINS + 1).fill(NaN).buffer));
     await settle();
-    expect(find(ids.over("output"))?.textContent).toBe("No finite value in any step.");
+    expect(find("nni-over-output")?.textContent).toBe("No finite value in any step.");
   });
 });
 
 describe("keys", () => {
   it("move, and space perturbs where that is possible", async () => {
     await start();
-    const tree = find(ids.tree)!;
+    const tree = find("nni-tree")!;
     press(tree, "ArrowDown");
     await settle();
-    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/1");
+    expect(find("nni-selected")?.dataset["value"]).toBe("blocks/1");
     press(tree, " ");
     expect(control.of("perturb")).toMatchObject([{ site: "blocks/1", kind: "Zero", strength: null }]);
     press(tree, "Home");
@@ -138,21 +137,21 @@ describe("keys", () => {
 
   it("slash goes to the search, which filters", async () => {
     await start();
-    press(find(ids.tree)!, "/");
-    const search = find(ids.search) as HTMLInputElement;
+    press(find("nni-tree")!, "/");
+    const search = find("nni-search") as HTMLInputElement;
     expect(document.activeElement).toBe(search);
     search.value = "dropout";
     search.dispatchEvent(new Event("input", { bubbles: true }));
     await settle();
-    expect(all(ids.row).map((row) => row.dataset["site"])).toEqual(["", "blocks", "blocks/1"]);
+    expect(all("nni-row").map((row) => row.dataset["site"])).toEqual(["", "blocks", "blocks/1"]);
   });
 });
 
 describe("the host's shortcuts", () => {
   it("do not fire where the focus is in the view", async () => {
     await start();
-    const svg = find(ids.hist("output"))!.querySelector("svg")!;
-    for (const element of [find(ids.tree)!, find(ids.perturb)!, find(ids.menu)!, find(ids.pause)!, find(ids.search)!, svg]) {
+    const svg = find("nni-hist-output")!.querySelector("svg")!;
+    for (const element of [find("nni-tree")!, find("nni-perturb")!, find("nni-menu")!, find("nni-pause")!, find("nni-search")!, svg]) {
       element.focus();
       if (document.activeElement !== element) element.dispatchEvent(new FocusEvent("focusin", { bubbles: true }));
       expect(element.getAttribute("data-lm-suppress-shortcuts")).toBe("true");
@@ -163,12 +162,12 @@ describe("the host's shortcuts", () => {
     await start();
     const seen: string[] = [];
     el.addEventListener("keydown", (event) => seen.push(event.key));
-    press(find(ids.tree)!, "ArrowDown");
-    press(find(ids.tree)!, "/");
-    press(find(ids.search)!, "Escape");
-    press(find(ids.hist("output"))!.querySelector("svg")! as never, "ArrowRight");
+    press(find("nni-tree")!, "ArrowDown");
+    press(find("nni-tree")!, "/");
+    press(find("nni-search")!, "Escape");
+    press(find("nni-hist-output")!.querySelector("svg")! as never, "ArrowRight");
     expect(seen).toEqual([]);
-    press(find(ids.tree)!, "q");
+    press(find("nni-tree")!, "q");
     expect(seen).toEqual(["q"]);
   });
 });
@@ -177,8 +176,8 @@ it("a message with a buffer that does not fit is refused in words and leaves the
   await start();
   stream.emit({ ...frame(1)[0] }, new DataView(new ArrayBuffer(7)));
   await settle();
-  expect(find(ids.notice)?.textContent).toContain("Frame 1 has 0 sites, its layout 5.");
-  expect(all(ids.row)).toHaveLength(5);
+  expect(find("nni-notice")?.textContent).toContain("Frame 1 has 0 sites, its layout 5.");
+  expect(all("nni-row")).toHaveLength(5);
 });
 
 it("asks for nothing of a panel that is not shown", async () => {

@@ -1,7 +1,6 @@
 // The panel "Precision": the shares that the kernel computed, of the selected module and then of all, worst first.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { CASTS, VERSION, type Casts } from "../src/kernel/protocol";
-import { ids } from "../src/ui/testids";
 import { HOSTILE } from "./helpers/injection";
 import { settle } from "./helpers/kernel";
 import { openTab, started, type Mounted } from "./helpers/mounted";
@@ -16,7 +15,7 @@ const choose = async (id: string, value: string): Promise<void> => {
   select.dispatchEvent(new Event("change", { bubbles: true }));
   await settle();
 };
-const shown = (): unknown[] => all(ids.cast).map((row) => [row.querySelector("th")!.textContent, ...[...row.querySelectorAll("td")].map((one) => Number(one.dataset["value"]))]);
+const shown = (): unknown[] => all("nni-cast").map((row) => [row.querySelector("th")!.textContent, ...[...row.querySelectorAll("td")].map((one) => Number(one.dataset["value"]))]);
 
 it("shows the selected module first, then all of which something would be lost", async () => {
   await openTab(find, "precision");
@@ -33,14 +32,14 @@ it("shows the selected module first, then all of which something would be lost",
   await settle();
   expect(shown()).toEqual([["activations", 0, 0, 0], ["kernel", 0, 0, 0]]);
   expect(el.textContent).toContain("No value of any module would become 0 or be too large.");
-  await choose(ids.castDtype, "float16");
+  await choose("nni-cast-dtype", "float16");
   const mine = [["activations", 0.125, 0.25, 0], ["kernel", NaN, NaN, NaN]];
   expect(shown()).toEqual([...mine, [`head · ${HOSTILE} gradient`, 0.25, 0.125, 0.5], ["blocks/0 · activations", 0.125, 0.25, 0]]);
   expect(el.textContent).toContain("Only 3 of 5 arrays are here.");
   expect(el.querySelectorAll("img, script")).toHaveLength(0);
-  await choose(ids.castScale, "with a scale for each array");
+  await choose("nni-cast-scale", "with a scale for each array");
   expect(shown()).toEqual([["activations", 0, 0.5, 0], ["kernel", NaN, NaN, NaN], [`head · ${HOSTILE} gradient`, 0.0625, 0, 0]]);
-  all(ids.cast).at(-1)!.querySelector("button")!.click();
+  all("nni-cast").at(-1)!.querySelector("button")!.click();
   await settle();
   expect(control.of("select").at(-1)).toMatchObject({ site: "head" });
 });

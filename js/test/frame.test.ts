@@ -1,7 +1,6 @@
 // The frame of a view: its width classes, the bars between its parts, and the groups of its panels.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { isStacked, layoutOf } from "../src/frame/layout";
-import { ids } from "../src/ui/testids";
 import { settle } from "./helpers/kernel";
 import { state } from "./helpers/messages";
 import { openTab, press, started, type Mounted } from "./helpers/mounted";
@@ -25,7 +24,7 @@ describe("a split", () => {
     place(".nni-body", 0, 600);
     place(".nni-tree", 0, 200);
     place(".nni-split", 200, 208);
-    const bar = find(ids.split)!;
+    const bar = find("nni-split")!;
     bar.setPointerCapture = () => undefined;
     return bar;
   };
@@ -69,37 +68,37 @@ describe("the groups of panels", () => {
 
   it("are five, each with the panel that it showed last", async () => {
     expect([...el.querySelectorAll(".nni-groups [role=tab]")].map((tab) => tab.textContent)).toEqual(["Look", "Units", "Test", "Explain", "Structure"]);
-    expect(chosen()).toEqual([ids.group("Look"), ids.tab("overview")]);
+    expect(chosen()).toEqual(["nni-group-Look", "nni-tab-overview"]);
     await openTab(find, "code");
-    find(ids.group("Look"))!.click();
+    find("nni-group-Look")!.click();
     await settle();
-    find(ids.group("Structure"))!.click();
+    find("nni-group-Structure")!.click();
     await settle();
-    expect(chosen()).toEqual([ids.group("Structure"), ids.tab("code")]);
+    expect(chosen()).toEqual(["nni-group-Structure", "nni-tab-code"]);
   });
 
   it("are chosen by 1 to 5, but not where one types", async () => {
-    press(find(ids.tree)!, "5");
+    press(find("nni-tree")!, "5");
     await settle();
-    expect(chosen()).toEqual([ids.group("Structure"), ids.tab("flow")]);
-    press(find(ids.search)!, "3");
+    expect(chosen()).toEqual(["nni-group-Structure", "nni-tab-flow"]);
+    press(find("nni-search")!, "3");
     await settle();
-    expect(chosen()[0]).toBe(ids.group("Structure"));
-    press(find(ids.scrub)!, "3");
+    expect(chosen()[0]).toBe("nni-group-Structure");
+    press(find("nni-scrub")!, "3");
     await settle();
-    expect(chosen()).toEqual([ids.group("Test"), ids.tab("sweep")]);
-    press(find(ids.tree)!, "6");
+    expect(chosen()).toEqual(["nni-group-Test", "nni-tab-sweep"]);
+    press(find("nni-tree")!, "6");
     await settle();
-    expect(chosen()[0]).toBe(ids.group("Test"));
+    expect(chosen()[0]).toBe("nni-group-Test");
   });
 
   it("are moved along by the arrows, as the panels of one are", async () => {
-    press(find(ids.group("Look"))!, "ArrowLeft");
+    press(find("nni-group-Look")!, "ArrowLeft");
     await settle();
-    expect(chosen()[0]).toBe(ids.group("Structure"));
-    press(find(ids.tab("flow"))!, "End");
+    expect(chosen()[0]).toBe("nni-group-Structure");
+    press(find("nni-tab-flow")!, "End");
     await settle();
-    expect(chosen()[1]).toBe(ids.tab("nnx"));
+    expect(chosen()[1]).toBe("nni-tab-nnx");
     expect(document.activeElement?.getAttribute("role")).toBe("tab");
   });
 
@@ -107,6 +106,6 @@ describe("the groups of panels", () => {
     stream.emit(state({ selected: "head" }));
     await settle();
     await openTab(find, "compare");
-    expect(chosen()).toEqual([ids.group("Test"), ids.tab("compare")]);
+    expect(chosen()).toEqual(["nni-group-Test", "nni-tab-compare"]);
   });
 });

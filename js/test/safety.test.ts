@@ -4,9 +4,8 @@ import { join } from "node:path";
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { decodeCasts, decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUpdates } from "../src/kernel/decode";
 import { VERSION, type Casts, type Choices, type Curves, type Frame, type History, type Nnx, type Updates } from "../src/kernel/protocol";
-import { ProtocolError, toBrowser } from "../src/kernel/versions";
+import { ProtocolError, checkVersion } from "../src/kernel/version";
 import { GROUPS } from "../src/detail/groups";
-import { ids } from "../src/ui/testids";
 import { EVIL } from "./helpers/injection";
 import { settle } from "./helpers/kernel";
 import { effect, frame, layout, scale, site, state } from "./helpers/messages";
@@ -80,10 +79,10 @@ function answered(texts: readonly string[], selected: string): void {
     stream.emit(pageOf(texts, selected, id as number));
     control.emit({ type: "reply", id, ok: true, error: "" });
   }
-  expect(find(ids.nnx)?.dataset["value"]).toBe(selected);
+  expect(find("nni-nnx")?.dataset["value"]).toBe(selected);
 }
 
-const DETAIL = ".nni-subs [role=tab]";
+const DETAIL = ".nni-panel-tabs [role=tab]";
 
 /** Everything there is to see of these texts, the selected one's panels one after the other. */
 async function showEverything(texts: readonly string[], selected: string): Promise<ReturnType<typeof vocabulary>> {
@@ -103,11 +102,11 @@ async function showEverything(texts: readonly string[], selected: string): Promi
     await settle();
   }
   for (const group of GROUPS) {
-    find(ids.group(group))?.click();
+    find(`nni-group-${group}`)?.click();
     await settle();
     for (const tab of el.querySelectorAll<HTMLElement>(DETAIL)) {
       tab.click();
-      if (tab.dataset["testid"] === ids.tab("nnx")) await vi.waitFor(() => answered(texts, selected));
+      if (tab.dataset["testid"] === "nni-tab-nnx") await vi.waitFor(() => answered(texts, selected));
       await settle();
       look();
     }
@@ -133,9 +132,9 @@ describe("a hundred texts", () => {
     expect([...evil.attributes].filter((name) => !known.attributes.has(name))).toEqual([]);
     for (const text of EVIL) {
       stream.emit(state({ selected: text, notices: [{ level: "error", text, site: text }] }));
-      await vi.waitFor(() => expect(find(ids.selected)?.textContent).toBe(text));
-      expect(find(ids.selected)?.dataset["value"]).toBe(text);
-      expect(find(ids.error)).toBeNull();
+      await vi.waitFor(() => expect(find("nni-selected")?.textContent).toBe(text));
+      expect(find("nni-selected")?.dataset["value"]).toBe(text);
+      expect(find("nni-error")).toBeNull();
       const now = vocabulary();
       expect([...now.tags].filter((tag) => !known.tags.has(tag)), text).toEqual([]);
       expect([...now.attributes].filter((name) => !known.attributes.has(name)), text).toEqual([]);
@@ -155,7 +154,7 @@ describe("buffers and versions that do not fit", () => {
     ["casts", decodeCasts],
     ["choices", decodeChoices],
   ] as const)("%s with a buffer of any other length is refused", (name, decode) => {
-    const header = toBrowser(golden(name)) as Frame & History & Updates & Curves & Casts & Choices;
+    const header = checkVersion(golden(name)) as Frame & History & Updates & Curves & Casts & Choices;
     const whole = readFileSync(join(folder, `${name}.bin`)).length;
     (decode as (h: unknown, b: DataView | undefined) => unknown)(header, new DataView(new ArrayBuffer(whole)));
     for (const size of [0, 1, 7, 8, whole - 8, whole - 1, whole + 1, whole + 8, 2 * whole + 3]) {
@@ -166,14 +165,14 @@ describe("buffers and versions that do not fit", () => {
   });
 
   it("of another version say what to do", () => {
-    expect(() => toBrowser({ ...golden("nnx"), version: VERSION + 1 })).toThrow(/restart the kernel/);
+    expect(() => checkVersion({ ...golden("nnx"), version: VERSION + 1 })).toThrow(/restart the kernel/);
   });
 
   it.each([VERSION - 1, VERSION + 1])("of a kernel of version %d are one notice, whatever else they have", async (version) => {
     const told = ["layout", "state", "findings", "frame"];
     for (const name of told) stream.emit({ type: name, version, once: "there was a field" }, new DataView(new ArrayBuffer(7)));
     await settle();
-    const said = all(ids.notice).map((notice) => notice.textContent);
+    const said = all("nni-notice").map((notice) => notice.textContent);
     expect(said).toHaveLength(1);
     expect(said[0]).toContain(`The kernel speaks version ${version} of the protocol and this view version ${VERSION}: restart the kernel, reload the page`);
   });

@@ -1,6 +1,6 @@
 // What a live model leaves in the metadata of a notebook.
 import { afterEach, expect, it, vi } from "vitest";
-import { coverSaved, lighten } from "../src/saved";
+import { hideSavedState, dropSource } from "../src/saved";
 import { Store } from "../src/store";
 import { MockKernel } from "./helpers/kernel";
 import { layout } from "./helpers/messages";
@@ -10,14 +10,14 @@ afterEach(() => document.body.removeAttribute("data-jp-theme-light"));
 it("what JupyterLab saves of a model is no front end, and nobody is told of the change", () => {
   document.body.setAttribute("data-jp-theme-light", "true");
   const set = vi.fn();
-  lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
+  dropSource({ get: () => "", on: () => undefined, send: () => undefined, set });
   expect(set.mock.calls.map(([name, , options]) => [name, options])).toEqual([["_esm", { silent: true }], ["_css", { silent: true }]]); // prettier-ignore
   expect(set.mock.calls.every(([, value]) => String(value).length < 100)).toBe(true);
 });
 
 it("in other hosts it stays as it is", () => {
   const set = vi.fn();
-  lighten({ get: () => "", on: () => undefined, send: () => undefined, set });
+  dropSource({ get: () => "", on: () => undefined, send: () => undefined, set });
   expect(set).not.toHaveBeenCalled();
 });
 
@@ -27,7 +27,7 @@ it.each([true, false])("the last state stands alone in a copy of a notebook as a
   document.body.append(kept, place);
   if (copy) document.body.insertAdjacentHTML("beforeend", '<script type="application/vnd.jupyter.widget-state+json">{}</script>');
   const store = new Store(Object.assign(new MockKernel(), { ack: () => undefined }));
-  const end = coverSaved("x", store, place);
+  const end = hideSavedState("x", store, place);
   expect(place.hidden).toBe(copy);
   store.receive(layout(), undefined);
   expect(place.hidden).toBe(false);
@@ -40,7 +40,7 @@ it.each([true, false])("the last state stands alone in a copy of a notebook as a
 it("a view whose last state is not in the page is never hidden", () => {
   document.body.insertAdjacentHTML("beforeend", '<script type="application/vnd.jupyter.widget-state+json">{}</script>');
   const place = document.createElement("div");
-  coverSaved("x", new Store(Object.assign(new MockKernel(), { ack: () => undefined })), place)();
+  hideSavedState("x", new Store(Object.assign(new MockKernel(), { ack: () => undefined })), place)();
   expect(place.hidden).toBe(false);
   document.body.replaceChildren();
 });

@@ -1,13 +1,13 @@
 // The rules by which messages and clicks change the screen.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../src/kernel/bridge";
+import type { KernelRequest } from "../src/kernel/bridge";
 import { statistic } from "../src/kernel/decode";
 import { Store } from "../src/store";
 import { SITES, cell, frame, layout, perturbation, scale, site, state } from "./helpers/messages";
 
 let store: Store;
 let acked: number[];
-let asked: { request: Ask; settle: (error: string | null) => void }[];
+let asked: { request: KernelRequest; settle: (error: string | null) => void }[];
 
 beforeEach(() => {
   vi.useFakeTimers();
@@ -100,7 +100,7 @@ describe("frames", () => {
     store.receive(...frame(1, { value: 0, edit: (t) => (t[cell(2, 0, "nan")] = 3) }));
     draw();
     expect(statistic(store.frame.value!, 2, 0, "nan")).toBe(3);
-    expect([...store.bad.value]).toEqual([2, 2, 5, 0, 0]);
+    expect([...store.notFinite.value]).toEqual([2, 2, 5, 0, 0]);
   });
 });
 

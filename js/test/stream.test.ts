@@ -1,7 +1,6 @@
 // The stream comm's own small front end: its model joins the session, whichever is there first.
 import { describe, expect, it } from "vitest";
 import stream from "../src/stream";
-import { ids } from "../src/ui/testids";
 import widget from "../src/widget";
 import { MockModel, settle } from "./helpers/kernel";
 import { layout, state } from "./helpers/messages";
@@ -24,7 +23,7 @@ async function shows(control: MockModel, beside: MockModel, life: AbortControlle
   beside.emit(layout());
   beside.emit(state());
   await settle();
-  const found = el.querySelector(`[data-testid="${ids.selected}"]`) !== null;
+  const found = el.querySelector(`[data-testid="nni-selected"]`) !== null;
   life.abort();
   el.remove();
   return found;

@@ -174,7 +174,7 @@ def test_arrays_on_devices_that_do_not_fit_raise_what_jax_raises():
     assert contexts(ours.value) == contexts(theirs.value)
 
 
-APART = pathlib.Path(__file__).parents[1] / "helpers" / "launched_apart.py"
+APART = pathlib.Path(__file__).parents[1] / "helpers" / "launch_two_processes.py"
 
 
 def test_two_processes_see_the_same():

@@ -221,7 +221,7 @@ def test_values_and_comparisons_that_were_opened(opened: OpenPage, inspector: nn
 
 def test_of_many_columns_the_tree_shows_those_that_fit(opened: OpenPage):
     view, tree = opened.view, opened.view.root.locator(".nni-tree")
-    tree.locator(".nni-find .nni-more > button").click()
+    tree.locator(".nni-find .nni-menu-anchor > button").click()
     for box in tree.locator("[data-testid^='nni-column-']").all():
         box.check()
     opened.page.keyboard.press("Escape")

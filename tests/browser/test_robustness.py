@@ -255,13 +255,13 @@ def test_a_view_docks_beside_the_notebook_and_stays_when_its_cell_runs_again(not
     beside = View(notebook.page.locator(".jupyterlab-sidecar"))
     beside.row("second").click()
     expect(beside.part("nni-open-beside")).to_be_hidden()
-    expect(view.part("nni-away")).to_contain_text("Two is shown beside the notebook.")
+    expect(view.part("nni-shown-elsewhere")).to_contain_text("Two is shown beside the notebook.")
 
     first = notebook.ask("insp._core.view.screen.id")
     notebook.run(1)
     assert notebook.ask("insp._core.view.screen.id") != first
     expect(beside.part("nni-selected")).to_have_attribute("data-value", "")  # the new one
-    view.part("nni-away").get_by_role("button").click()
+    view.part("nni-shown-elsewhere").get_by_role("button").click()
     view.row("second").wait_for()
 
     tab = notebook.page.locator(".lm-TabBar-tab", has_text="Two")

@@ -107,7 +107,7 @@ WHOLE = """
 """
 """For each selector its elements: whether they are whole within the panel, their width, height."""
 
-NUMBERS = """root => [...root.querySelectorAll("[data-testid=nni-choice]")].map(row =>
+NUMBERS = """root => [...root.querySelectorAll("[data-testid=nni-head-stat]")].map(row =>
   [...row.querySelectorAll("td")].map(cell => Number(cell.dataset.value)))"""
 """The figures of each head or expert on screen."""
 
@@ -138,7 +138,7 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(sheet: Sheet):
             resize(view, width)
             expect(view.part("nni-attention-head-3")).to_be_visible()
             (matrix,), (text,), keys = boxes_in_panel(
-                view, ".nni-matrix canvas", ".nni-looks-text", ".nni-key-word"
+                view, ".nni-matrix canvas", ".nni-weighted-text", ".nni-key-word"
             )
             words = 78  # at the left of the matrix
             assert matrix[1] - words >= least, width
@@ -147,7 +147,7 @@ def test_the_matrix_the_text_and_three_keys_are_in_sight(sheet: Sheet):
             assert all(key[0] for key in keys[:3]), width
         # a head, by a click: the text and the keys are its own
         view.part("nni-attention-head-2").click()
-        expect(view.part("nni-values-looks")).to_contain_text("head 2")
+        expect(view.part("nni-attention-keys")).to_contain_text("head 2")
         keys = notebook.ask("np.argsort(-insp.values('attn@attention')[0, 2, 23])[:6].tolist()")
         shown = view.root.get_by_test_id("nni-attention-key")
         for key, one in zip(keys, shown.all(), strict=True):
@@ -168,7 +168,7 @@ def test_heads_and_experts_over_the_steps_are_those_of_the_frames(sheet: Sheet):
         for site, (panel, frame, columns) in OVER_STEPS.items():
             view.select(site)
             view.tab(panel)
-            caption = view.root.locator(".nni-choices caption")
+            caption = view.root.locator(".nni-head-stats caption")
             expect(caption).to_have_text(re.compile(f"^{site}@.*, step 2$"))
             of = f"insp.recording.{frame}.query('step == 2')[{columns}]"
             figures = notebook.ask(f"{of}.to_numpy().tolist()")
@@ -176,7 +176,7 @@ def test_heads_and_experts_over_the_steps_are_those_of_the_frames(sheet: Sheet):
             assert view.root.evaluate(NUMBERS) == figures
         for width in SIZES:
             resize(view, width)
-            (rows,) = boxes_in_panel(view, "[data-testid=nni-choice]")
+            (rows,) = boxes_in_panel(view, "[data-testid=nni-head-stat]")
             assert all(row[0] for row in rows), width
 
 

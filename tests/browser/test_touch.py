@@ -50,7 +50,7 @@ root => {
     }
     return true;
   };
-  const place = root.querySelector('.nni-more-list, .nni-perturb-list') ?? root;
+  const place = root.querySelector('.nni-menu-list, .nni-perturb-list') ?? root;
   return [...place.querySelectorAll(controls)].flatMap(e => {
     const all = e.closest('label') ?? e, box = all.getBoundingClientRect();
     const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];

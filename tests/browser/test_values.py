@@ -81,7 +81,7 @@ def test_a_convolution_by_the_keyboard(sheet: Sheet):
         wanted = notebook.ask("float(insp.values('conv')[2, 1, 2, 2])")
         view.wait("nni-value-exact", "value === arg", wanted)
         view.part("nni-values-thumbnail").wait_for()
-        over = view.root.locator(".nni-bigs figure").last
+        over = view.root.locator(".nni-large-map figure").last
         before = pixels(over)
         view.part("nni-values-share").fill("0.5")
         expect(view.part("nni-values-share")).to_have_value("0.5")

@@ -133,7 +133,7 @@ def test_hostile_words_are_text(sheet: Sheet):
         view.row("attn").click()
         view.tab("attention")
         view.part("nni-picture").focus()
-        looks = view.part("nni-values-looks")
+        looks = view.part("nni-attention-keys")
         notebook.page.keyboard.press("ArrowDown")
         notebook.page.keyboard.press("ArrowDown")
         notebook.page.keyboard.press("PageDown")

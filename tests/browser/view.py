@@ -124,7 +124,7 @@ class View:
 
     def shut(self) -> None:
         """Close the menu that is open, which may cover what is below it."""
-        if self.root.locator(".nni-more-list").count() > 0:
+        if self.root.locator(".nni-menu-list").count() > 0:
             self.root.page.keyboard.press("Escape")
 
     def compilations(self) -> int:

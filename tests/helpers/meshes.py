@@ -16,8 +16,8 @@ parser.add_argument("setups", nargs="*", help="the setups, all if there is none"
 parser.add_argument("--devices", type=int, default=8)
 parser.add_argument("--functions", nargs="*", default=())
 parser.add_argument("--trace", action="store_true", help="print the traceback of each error")
-asked = parser.parse_args()
-count = f"--xla_force_host_platform_device_count={asked.devices}"
+cli = parser.parse_args()
+count = f"--xla_force_host_platform_device_count={cli.devices}"
 os.environ["XLA_FLAGS"] = f"{count} {UNOPTIMIZED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ.setdefault("NPROC", "64")  # see elsewhere.md: the threads of XLA's exchanges
@@ -38,14 +38,14 @@ import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
-from meshed_functions import FUNCTIONS, World, each  # noqa: E402
-from meshed_models import MLP, Mapped, Text, images, place  # noqa: E402
+from mesh_functions import FUNCTIONS, World, record_error  # noqa: E402
+from mesh_models import MLP, Mapped, Text, images, place  # noqa: E402
 
 import nnx_inspector as nni  # noqa: E402
 from nnx_inspector.stats.summary import Summary  # noqa: E402
 from nnx_inspector.stats.units import Units  # noqa: E402
 
-KINDS = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
+AXIS_TYPES = {"auto": AxisType.Auto, "explicit": AxisType.Explicit}
 SHAPES = {"data": (-1, 1), "tensor": (1, -1), "both": (-1, 2)}
 
 
@@ -70,8 +70,8 @@ class Setup:
     def mesh(self) -> Any:
         shape = SHAPES[self.parallel]
         known = -int(np.prod(shape))
-        shape = tuple(asked.devices // known if n < 0 else n for n in shape)
-        return jax.make_mesh(shape, ("data", "model"), axis_types=(KINDS[self.kind],) * 2)
+        shape = tuple(cli.devices // known if n < 0 else n for n in shape)
+        return jax.make_mesh(shape, ("data", "model"), axis_types=(AXIS_TYPES[self.kind],) * 2)
 
 
 def one_device() -> Any:
@@ -86,7 +86,7 @@ def tokens() -> np.ndarray:
 
 def setups() -> dict[str, Setup]:
     found: dict[str, Setup] = {}
-    for kind in KINDS:
+    for kind in AXIS_TYPES:
         for parallel in SHAPES:
             how: Any = {"kind": kind, "parallel": parallel}
             found[f"mlp, {kind}, {parallel}"] = Setup(build=MLP, **how)
@@ -100,7 +100,7 @@ def setups() -> dict[str, Setup]:
 SETUPS = setups()
 
 
-def world_of(setup: Setup, mesh: Any) -> World:
+def make_world(setup: Setup, mesh: Any) -> World:
     model, x = setup.build(mesh), setup.batch()
     if mesh is None:
         at = jnp.asarray
@@ -125,7 +125,7 @@ def world_of(setup: Setup, mesh: Any) -> World:
 # ------------------------------------------------------------------ comparing
 
 
-def told(value: Any, at: str, into: dict[str, Any]) -> None:
+def collect(value: Any, at: str, into: dict[str, Any]) -> None:
     """All figures of a result, by their place in it."""
     if isinstance(value, Exception):
         into[at] = f"{type(value).__name__}: {str(value)[:300]}"
@@ -133,14 +133,16 @@ def told(value: Any, at: str, into: dict[str, Any]) -> None:
         into[at] = value
     elif isinstance(value, Summary):
         counts = {n: getattr(value, n) for n in ("size", "finite", "nan", "posinf", "neginf")}
-        told(counts, at, into)
-        told({n: float(getattr(value, n)) for n in ("mean", "std", "min", "max", "norm")}, at, into)
+        collect(counts, at, into)
+        collect(
+            {n: float(getattr(value, n)) for n in ("mean", "std", "min", "max", "norm")}, at, into
+        )
         into[f"{at} bins"] = value.merged().bins
     elif isinstance(value, Units):
-        told(
+        collect(
             {n: getattr(value, n) for n in ("size", "finite", "nan", "posinf", "neginf")}, at, into
         )
-        told({n: getattr(value, n) for n in ("mean", "std", "min", "max", "norm")}, at, into)
+        collect({n: getattr(value, n) for n in ("mean", "std", "min", "max", "norm")}, at, into)
     elif type(value).__name__ == "DataFrame":
         rows = value.to_dict("list")
         texts = [
@@ -152,40 +154,40 @@ def told(value: Any, at: str, into: dict[str, Any]) -> None:
             if name in texts:
                 into[f"{at} {name}"] = [str(x) for x in column]
             else:
-                told(
+                collect(
                     np.array([np.nan if x is None else x for x in column], object),
                     f"{at} {name}",
                     into,
                 )
     elif isinstance(value, nni.Recording):
-        told_recording(value, at, into)
+        collect_recording(value, at, into)
     elif type(value).__name__ == "Record":
-        told_record(value, at, into)
+        collect_record(value, at, into)
     elif dataclasses.is_dataclass(value) and not isinstance(value, nnx.Module):
         for field in dataclasses.fields(value):
-            told(getattr(value, field.name), f"{at}.{field.name}", into)
+            collect(getattr(value, field.name), f"{at}.{field.name}", into)
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            told(one, f"{at}/{key}", into)
+            collect(one, f"{at}/{key}", into)
     elif isinstance(value, (list, tuple)):
         for n, one in enumerate(value):
-            told(one, f"{at}[{n}]", into)
+            collect(one, f"{at}[{n}]", into)
     elif isinstance(value, (nnx.State, nnx.Module)):
         for key, one in jax.tree_util.tree_leaves_with_path(value):
-            told(one, f"{at}{jax.tree_util.keystr(key)}", into)
+            collect(one, f"{at}{jax.tree_util.keystr(key)}", into)
     else:
         into[at] = np.asarray(jax.device_get(value))
 
 
-def told_recording(recording: Any, at: str, into: dict[str, Any]) -> None:
+def collect_recording(recording: Any, at: str, into: dict[str, Any]) -> None:
     into[f"{at} steps"] = np.array(recording.steps)
     for number, one in enumerate(recording.passes):
         for site, quantity in one.layout.keys:
             summary = one.summary(site, quantity)
-            told(summary, f"{at} {number} {site} {quantity}", into)
+            collect(summary, f"{at} {number} {site} {quantity}", into)
 
 
-def told_record(record: Any, at: str, into: dict[str, Any]) -> None:
+def collect_record(record: Any, at: str, into: dict[str, Any]) -> None:
     from nnx_inspector.records.record import named_summaries
 
     into[f"{at} unseen"] = str(record.unseen)
@@ -193,16 +195,18 @@ def told_record(record: Any, at: str, into: dict[str, Any]) -> None:
         for number, call in enumerate(record[site].calls):
             for quantity in ("output", "input", "gradient", "changes"):
                 for name, one in named_summaries(getattr(call, quantity)):
-                    told(one, f"{at} {site} {number} {quantity} {name}", into)
-            told(getattr(call, "units", None), f"{at} {site} {number} units", into)
-            told(call.ran, f"{at} {site} {number} ran", into)
+                    collect(one, f"{at} {site} {number} {quantity} {name}", into)
+            collect(getattr(call, "units", None), f"{at} {site} {number} units", into)
+            collect(call.ran, f"{at} {site} {number} ran", into)
 
 
 DIVIDED = re.compile(r"\bdown\b|\bup 0 units|\.sites\[")
 """Figures of arrays of which each device has only a part: its part of a sum, for example."""
 
 
-def different(ours: Mapping[str, Any], one: Mapping[str, Any], *, divided: bool) -> dict[str, str]:
+def differences_of(
+    ours: Mapping[str, Any], one: Mapping[str, Any], *, divided: bool
+) -> dict[str, str]:
     """The figures that differ, each in words."""
     found: dict[str, str] = {}
     for at in {**one, **ours}:
@@ -211,7 +215,7 @@ def different(ours: Mapping[str, Any], one: Mapping[str, Any], *, divided: bool)
         if at not in ours or at not in one:
             found[at] = "only on " + ("one device" if at in one else "the mesh")
             continue
-        why = apart(at, ours[at], one[at])
+        why = difference(at, ours[at], one[at])
         if why:
             found[at] = why
     return found
@@ -230,7 +234,7 @@ def without_rounding(counts: np.ndarray, *, like: np.ndarray) -> np.ndarray:
     return found
 
 
-def apart(at: str, ours: Any, one: Any) -> str:
+def difference(at: str, ours: Any, one: Any) -> str:
     if not isinstance(one, np.ndarray) or not isinstance(ours, np.ndarray):
         same = type(ours) is type(one) and ours == one
         return "" if same else f"{ours!r}, not {one!r}"
@@ -251,22 +255,22 @@ def apart(at: str, ours: Any, one: Any) -> str:
 
 
 @functools.cache
-def alone(build: Any, batch: Any, function: str) -> dict[str, Any]:
+def run_on_one(build: Any, batch: Any, function: str) -> dict[str, Any]:
     """What a function says on one device."""
-    return tried_on(Setup(build=build, kind="auto", parallel="data", batch=batch), None, function)
+    return run_on(Setup(build=build, kind="auto", parallel="data", batch=batch), None, function)
 
 
-def tried_on(setup: Setup, mesh: Any, function: str) -> dict[str, Any]:
+def run_on(setup: Setup, mesh: Any, function: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     of = one_device() if mesh is None else mesh
     with jax.set_mesh(of):
-        w = world_of(setup, mesh)
+        w = make_world(setup, mesh)
     with jax.set_mesh(of) if setup.current else contextlib.nullcontext():
         result: dict[str, Any] = {}
-        with warnings.catch_warnings(record=True) as said, each("", result):
+        with warnings.catch_warnings(record=True) as said, record_error("", result):
             warnings.simplefilter("always")
             result[""] = FUNCTIONS[function](w)
-        told(result[""], "", found)
+        collect(result[""], "", found)
         for n, warning in enumerate(sorted({str(one.message) for one in said})):
             found[f"warning {n}"] = warning
     return found
@@ -274,14 +278,14 @@ def tried_on(setup: Setup, mesh: Any, function: str) -> dict[str, Any]:
 
 def run(name: str, function: str) -> dict[str, Any]:
     setup, began = SETUPS[name], time.perf_counter()
-    ours = tried_on(setup, setup.mesh(), function)
+    ours = run_on(setup, setup.mesh(), function)
     middle = time.perf_counter()
-    one = alone(setup.build, setup.batch, function)
+    one = run_on_one(setup.build, setup.batch, function)
     end = time.perf_counter()
     if "" in ours and len(one) > 1:
         differences = {"": str(ours[""])}
     else:
-        differences = different(ours, one, divided=setup.build is Mapped)
+        differences = differences_of(ours, one, divided=setup.build is Mapped)
     return {
         "setup": name,
         "function": function,
@@ -293,10 +297,10 @@ def run(name: str, function: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    for name in asked.setups or SETUPS:
-        for function in asked.functions or FUNCTIONS:
+    for name in cli.setups or SETUPS:
+        for function in cli.functions or FUNCTIONS:
             line = run(name, function)
-            if asked.trace:
+            if cli.trace:
                 print(
                     line["setup"],
                     "|",

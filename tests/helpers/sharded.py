@@ -16,8 +16,8 @@ parser = argparse.ArgumentParser()
 parser.add_argument("names", nargs="*", help="of the cases, all if there is none")
 parser.add_argument("--coordinator", help="address of the first of two processes")
 parser.add_argument("--process", type=int, help="which of the two this is")
-asked = parser.parse_args()
-count = f"--xla_force_host_platform_device_count={4 if asked.coordinator else 8}"
+cli = parser.parse_args()
+count = f"--xla_force_host_platform_device_count={4 if cli.coordinator else 8}"
 os.environ["XLA_FLAGS"] = f"{count} {UNOPTIMIZED}"
 os.environ["JAX_PLATFORMS"] = "cpu"
 
@@ -43,7 +43,7 @@ FIGURES = ("mean", "std", "min", "max", "norm")
 COUNTS = ("size", "finite", "zeros", "nan", "posinf", "neginf")
 
 
-def mesh_of(kind: AxisType, shape: tuple[int, int] = (4, 2)) -> Any:
+def make_mesh(kind: AxisType, shape: tuple[int, int] = (4, 2)) -> Any:
     devices = jax.devices()[: shape[0] * shape[1]]
     return jax.make_mesh(shape, ("data", "model"), axis_types=(kind, kind), devices=devices)
 
@@ -112,11 +112,11 @@ def each_example(step: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def case(of: Callable[[Any], nnx.Module], mode: dict[str, Any] = GRADED, **options: Any) -> Case:
-    return Case(build=of, **mode, **options)
+def case(model: Callable[[Any], nnx.Module], mode: dict[str, Any] = GRADED, **options: Any) -> Case:
+    return Case(build=model, **mode, **options)
 
 
-def wrapped(by: Callable[..., Any], mode: dict[str, Any] = GRADED) -> dict[str, Any]:
+def transformed(by: Callable[..., Any], mode: dict[str, Any] = GRADED) -> dict[str, Any]:
     return {**mode, "bare": by(mode["bare"]), "ours": by(mode["ours"])}
 
 
@@ -151,8 +151,8 @@ CASES: dict[str, Case] = {
     "image": case(build(models.Image), shape=(128, 16, 32, 2)),
     "attention": case(build(models.Attention), shape=(32, 32, models.WIDTH)),
     "loops": case(build(models.Stepped), FORWARD),
-    "microbatches": case(MLP, wrapped(microbatches)),
-    "each example": case(MLP, wrapped(each_example), shape=(8, 512, models.WIDTH)),
+    "microbatches": case(MLP, transformed(microbatches)),
+    "each example": case(MLP, transformed(each_example), shape=(8, 512, models.WIDTH)),
     "shard_map": mapped(),
     "shard_map, eager": case(with_mesh(models.Mapped), jit=False, shape=(16, 16, models.WIDTH)),
     "shard_map, scan": mapped(loops="scan"),
@@ -196,7 +196,7 @@ def read(record: Any) -> dict[str, Any]:
 def run(name: str) -> dict[str, Any]:
     """One case over the mesh."""
     case = CASES[name]
-    mesh = mesh_of(AxisType.Explicit if case.explicit else AxisType.Auto)
+    mesh = make_mesh(AxisType.Explicit if case.explicit else AxisType.Auto)
     with jax.set_mesh(mesh):
         model, x = arguments(case, mesh)
     with jax.set_mesh(mesh) if case.context else contextlib.nullcontext():
@@ -218,17 +218,17 @@ def run(name: str) -> dict[str, Any]:
 def run_on_one(name: str) -> dict[str, Any]:
     """The content of the record on one device."""
     case = CASES[name]
-    with jax.set_mesh(mesh_of(AxisType.Auto, (1, 1))):
+    with jax.set_mesh(make_mesh(AxisType.Auto, (1, 1))):
         return read(case.record(nnx.jit(case.ours)(*arguments(case, None))))
 
 
 def main() -> None:
-    if asked.coordinator:
+    if cli.coordinator:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        jax.distributed.initialize(asked.coordinator, 2, asked.process, initialization_timeout=60)
-    for name in asked.names or CASES:
+        jax.distributed.initialize(cli.coordinator, 2, cli.process, initialization_timeout=60)
+    for name in cli.names or CASES:
         said = {"name": name, "sharded": run(name)}
-        if not asked.coordinator:
+        if not cli.coordinator:
             said["one"] = run_on_one(name)
         print(json.dumps(said), flush=True)
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import models
 import numpy as np
 import pytest
-from examples import examples
 from flax import nnx
 from generated import Spec, spec
 from generated_layers import ForwardError
+from hypothesis_examples import examples
 from interceptors import CallLog, pass_through
 from leftovers import TOLERANCE, arrays_of, assert_close, nothing_left, object_changes, objects
 

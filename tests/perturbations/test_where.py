@@ -8,10 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from examples import examples
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_examples import examples
 
 import nnx_inspector as nni
 

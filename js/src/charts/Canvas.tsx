@@ -2,7 +2,7 @@
 // Invariant: it is repainted when the function, the size, the pixel ratio or the theme changes, and
 // the painting never affects the layout: streaming data moves nothing on the page.
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { onSize } from "../ui/size";
+import { observeSize } from "../ui/observeSize";
 import { paletteOf, repaint, type Palette } from "../ui/theme";
 
 export interface Area {
@@ -35,7 +35,7 @@ export function Canvas({ height: tall, width: wide, label, testid, paint }: Prop
       const [w, h] = [Math.floor(parent.clientWidth), tall === undefined ? Math.floor(parent.clientHeight) : 0];
       setMeasured((old) => (old[0] === w && old[1] === h ? old : [w, h]));
     };
-    return onSize(parent, measure);
+    return observeSize(parent, measure);
   }, [wide, tall]);
 
   useLayoutEffect(() => {

@@ -4,10 +4,9 @@
 // chart; a tall bar that is cut says how much it holds.
 import { useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { count, percent, real, tick } from "../ui/format";
-import { onSize } from "../ui/size";
-import { ids } from "../ui/testids";
+import { observeSize } from "../ui/observeSize";
 import { quantile, total, type Bar } from "./bins";
-import { outlineOf, place, readout, type Drawn } from "./drawn";
+import { outlineOf, placeBars, barText, type PlacedBar } from "./bars";
 import { labels } from "./scale";
 import { textWidth } from "./text";
 
@@ -27,36 +26,36 @@ interface Props {
   tone: string;
   word: string;
   /** The histogram of another pass, drawn as an outline. */
-  behind?: readonly Bar[] | undefined;
+  other?: readonly Bar[] | undefined;
   bad?: NotFinite | null;
   /** What `precision` says. */
-  precise: string;
+  sampling: string;
   /** Takes what is known of the bar under the pointer or the keys; null if there is none. */
-  say: (text: string | null) => void;
+  setReadout: (text: string | null) => void;
 }
 
 const [WIDTH, HEIGHT] = [400, 100];
-const NONE: readonly Bar[] = [];
+const NO_BARS: readonly Bar[] = [];
 
-export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad, precise, say }: Props) {
+export function Histogram({ bars, log, quantity, tone, word, other = NO_BARS, bad, sampling, setReadout }: Props) {
   const [at, setAt] = useState<number | null>(null);
   const svg = useRef<SVGSVGElement>(null);
-  const chart = useMemo(() => (bars.length + behind.length > 0 ? place(bars, behind, log) : null), [bars, behind, log]);
+  const chart = useMemo(() => (bars.length + other.length > 0 ? placeBars(bars, other, log) : null), [bars, other, log]);
   const [length, setLength] = useState(WIDTH);
   const ticks = useMemo(() => (chart ? labels(chart.scale, length, tick, (text) => textWidth(text, svg.current)) : []), [chart, length]);
   useLayoutEffect(() => {
     const element = svg.current!;
-    return onSize(element, () => setLength(element.getBoundingClientRect().width || WIDTH));
+    return observeSize(element, () => setLength(element.getBoundingClientRect().width || WIDTH));
   }, []);
-  const drawn = chart?.drawn ?? [];
+  const drawn = chart?.bars ?? [];
   const all = total(bars);
   const highest = chart && chart.top > 0 ? chart.top : Math.max(...drawn.map((bar) => bar.height), 1e-9);
-  const y = (bar: Drawn): number => HEIGHT * (1 - Math.min(bar.height / highest, 1));
+  const y = (bar: PlacedBar): number => HEIGHT * (1 - Math.min(bar.height / highest, 1));
   const active = at === null ? undefined : drawn[Math.min(at, drawn.length - 1)];
   const cut = chart && chart.top > 0 ? chart.cut : null;
   const go = (to: number | null): void => {
     setAt(to);
-    say(to === null || !drawn[to] ? null : readout(drawn[to]!, all));
+    setReadout(to === null || !drawn[to] ? null : barText(drawn[to]!, all));
   };
 
   const point = (event: PointerEvent): void => {
@@ -72,7 +71,7 @@ export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad,
     event.stopPropagation();
     go(Math.min(Math.max((at ?? (step > 0 ? -1 : drawn.length)) + step, 0), drawn.length - 1));
   };
-  const said = [precise || `${count(all)} values`, bars.length > 0 ? summary(bars) : "no finite value", bad ? `${count(bad.count)} ${bad.name}` : ""];
+  const said = [sampling || `${count(all)} values`, bars.length > 0 ? summary(bars) : "no finite value", bad ? `${count(bad.count)} ${bad.name}` : ""];
 
   return (
     <div class="nni-hist" data-bad={bad ? "" : undefined}>
@@ -93,8 +92,8 @@ export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad,
         ))}
         <path class={`nni-bar-${tone}`} d={drawn.map((bar) => (bar === cut ? "" : outline(bar, y(bar)))).join("")} />
         {cut && <path class={`nni-bar-${tone} nni-cut`} d={outline(cut, y(cut))} />}
-        {chart && chart.behind.length > 0 && <path class="nni-behind" data-testid={ids.behind(quantity)} d={outlineOf({ ...chart, top: highest }, WIDTH, HEIGHT)} />}
-        {active && <path class="nni-active" d={outline(active, y(active))} />}
+        {chart && chart.other.length > 0 && <path class="nni-outline" data-testid={`nni-behind-${quantity}`} d={outlineOf({ ...chart, top: highest }, WIDTH, HEIGHT)} />}
+        {active && <path class="nni-active-bar" d={outline(active, y(active))} />}
         <line class="nni-axis" x1={0} x2={WIDTH} y1={HEIGHT} y2={HEIGHT} />
       </svg>
       {cut && (
@@ -124,7 +123,7 @@ export function Histogram({ bars, log, quantity, tone, word, behind = NONE, bad,
   );
 }
 
-function outline(bar: Drawn, y: number): string {
+function outline(bar: PlacedBar, y: number): string {
   const width = Math.max((bar.to - bar.from) * WIDTH - 0.6, 0.8);
   return `M${(bar.from * WIDTH).toFixed(2)} ${HEIGHT}V${y.toFixed(2)}h${width.toFixed(2)}V${HEIGHT}z`;
 }

@@ -27,18 +27,18 @@ function outline(heights: Uint8Array, width: number, height: number): string {
 }
 
 /** Heights that came as text in hexadecimal. */
-export function heightsOf(hex: string): Uint8Array {
+export function parseHeights(hex: string): Uint8Array {
   return Uint8Array.from({ length: hex.length / 2 }, (_, i) => parseInt(hex.slice(2 * i, 2 * i + 2), 16) || 0);
 }
 
 /** Two histograms on one axis, from the heights of both in hexadecimal: filled, and as an outline. */
-export function Shapes({ hex, tone }: { hex: string; tone: string }) {
+export function HistogramPair({ hex, tone }: { hex: string; tone: string }) {
   if (hex.length !== 4 * SPARK) return <span />;
-  const heights = heightsOf(hex);
+  const heights = parseHeights(hex);
   return (
     <svg class="nni-shapes" viewBox="0 0 96 20" preserveAspectRatio="none" aria-hidden="true">
       <path class={`nni-bar-${tone}`} d={outline(heights.subarray(0, SPARK), 96, 20)} />
-      <path class="nni-behind" d={outline(heights.subarray(SPARK), 96, 20)} />
+      <path class="nni-outline" d={outline(heights.subarray(SPARK), 96, 20)} />
     </svg>
   );
 }

@@ -3,14 +3,14 @@
 import { useRef } from "preact/hooks";
 import { isZero, quantile, type Bar } from "./bins";
 
-export const AXES = ["auto", "linear", "log"] as const;
-export type Axis = (typeof AXES)[number];
+export const AXIS_SCALES = ["auto", "linear", "log"] as const;
+export type AxisScale = (typeof AXIS_SCALES)[number];
 
 /** The share of the axis that the middle 90 % of the values take, at least, to stay or become linear. */
 const [STAYS, BECOMES] = [0.1, 0.15];
 
 /** The share of a linear axis that the middle 90 % of the values take, zeros left out. */
-export function bulk(bars: readonly Bar[]): number {
+export function middleShare(bars: readonly Bar[]): number {
   const values = bars.filter((bar) => !isZero(bar));
   if (values.length < 2) return 1;
   const low = Math.min(values[0].low, 0);
@@ -19,12 +19,12 @@ export function bulk(bars: readonly Bar[]): number {
 }
 
 /** Whether a histogram has a logarithmic axis; `of` names what it shows. */
-export function useLog(axis: Axis, bars: readonly Bar[] | null, of: string): boolean {
+export function useLogAxis(axis: AxisScale, bars: readonly Bar[] | null, of: string): boolean {
   const last = useRef({ of: "", log: false });
   if (axis !== "auto") return axis === "log";
   if (!bars || bars.length === 0) return last.current.log;
   const before = last.current.of === of ? last.current.log : null;
-  const log = bulk(bars) < (before === false ? STAYS : BECOMES);
+  const log = middleShare(bars) < (before === false ? STAYS : BECOMES);
   last.current = { of, log };
   return log;
 }

@@ -25,7 +25,7 @@ function float(bits: number): number {
 }
 
 /** The range of a bin. The bins of zero and of the subnormals are one range about 0. */
-export function edges(bin: number): [low: number, high: number] {
+export function binEdges(bin: number): [low: number, high: number] {
   const size = bin & (SIGN - 1);
   if (size < 1 << MANTISSA) return [-SMALLEST, SMALLEST];
   const low = size >= LAST ? LARGEST : float(size << SHIFT);
@@ -34,7 +34,7 @@ export function edges(bin: number): [low: number, high: number] {
 }
 
 /** What a histogram of a sample says of its precision; empty if it counts every value. */
-export function precision(figure: (name: "size" | "zeros" | "nan" | "posinf" | "neginf" | "seen") => number): string {
+export function samplingError(figure: (name: "size" | "zeros" | "nan" | "posinf" | "neginf" | "seen") => number): string {
   const finite = figure("size") - figure("nan") - figure("posinf") - figure("neginf");
   const nonzero = finite - figure("zeros");
   const seen = figure("seen");
@@ -50,7 +50,7 @@ export function toBars(pairs: Float64Array): Bar[] {
   let zeros = 0;
   const bars: Bar[] = [];
   for (let i = 0; i < pairs.length; i += 2) {
-    const [low, high] = edges(pairs[i]);
+    const [low, high] = binEdges(pairs[i]);
     if (!(pairs[i + 1] > 0)) continue;
     if (low < 0 && high > 0) zeros += pairs[i + 1];
     else bars.push({ low, high, count: pairs[i + 1] });

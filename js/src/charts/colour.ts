@@ -1,7 +1,7 @@
 // Numbers as colours: one scale about zero, from grey to the hue of the quantity, one from low to high,
 // and one colour for values that are not finite. Invariant: the lightness of each scale changes
 // steadily, so that it can be read without seeing hues; zero is the page's own background.
-import type { Range } from "../values/cells";
+import type { ColourRange } from "../values/cells";
 
 type Rgb = readonly [number, number, number];
 
@@ -22,7 +22,7 @@ const DARK = {
 export const NOT_FINITE: Rgb = [214, 39, 150];
 
 /** 256 colours from the low end of a range to the high one. */
-export function colours(range: Range, dark: boolean): Uint8ClampedArray {
+export function colours(range: ColourRange, dark: boolean): Uint8ClampedArray {
   const { below, zero, ...hues } = dark ? DARK : LIGHT;
   const above = [zero, ...[...hues[range.hue ?? "blue"]].reverse()];
   const stops: readonly Rgb[] = range.signed ? [...below, ...above] : above;
@@ -36,7 +36,7 @@ export function colours(range: Range, dark: boolean): Uint8ClampedArray {
 }
 
 /** The place of a value in the table; a value outside the range has the colour of the end. */
-export function shade(value: number, range: Range): number {
+export function shade(value: number, range: ColourRange): number {
   const span = range.high - range.low;
   const share = span > 0 ? (value - range.low) / span : range.signed ? 0.5 : 0;
   return Math.round(Math.min(Math.max(share, 0), 1) * 255);

@@ -55,7 +55,7 @@ export function symlog(low: number, high: number, threshold: number, middle = 0.
 }
 
 /** The edges of a heatmap's rows: values that are evenly spaced on the axis. */
-export function along(edges: Float64Array): Scale {
+export function edgeScale(edges: Float64Array): Scale {
   const n = edges.length - 1;
   const at = (value: number): number => {
     if (!(value > edges[0])) return 0;
@@ -89,7 +89,7 @@ interface Label {
   readonly width: number;
 }
 
-const BETWEEN = 8;
+const LABEL_GAP = 8;
 
 /**
  * Labels below an axis of `length` pixels, which exceed it by at most `over` at the ends and do not
@@ -110,7 +110,7 @@ export function labels(scale: Scale, length: number, text: (value: number) => st
   const kept: Label[] = [];
   for (const label of [...first, ...all.filter((l) => !first.has(l))]) {
     const pair = first.has(label) ? [label] : all.filter((l) => Math.abs(l.value) === Math.abs(label.value) && !kept.includes(l));
-    if (pair.every((one) => [...kept, ...pair].every((k) => k === one || one.left >= k.left + k.width + BETWEEN || k.left >= one.left + one.width + BETWEEN))) kept.push(...pair);
+    if (pair.every((one) => [...kept, ...pair].every((k) => k === one || one.left >= k.left + k.width + LABEL_GAP || k.left >= one.left + one.width + LABEL_GAP))) kept.push(...pair);
   }
   return kept.sort((a, b) => a.at - b.at);
 }

@@ -1,16 +1,15 @@
 // The calls of the selected module, the docstring of its type, and the values that it sows.
 // Invariant: source and documentation are text nodes, exactly as in the file.
 import { statistic } from "../kernel/decode";
-import { useLook } from "../kernel/looks";
+import { useSiteQuery } from "../kernel/queries";
 import type { Excerpt, Site } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { count, real } from "../ui/format";
-import { ids } from "../ui/testids";
 
 export function CodePanel({ store, site }: { store: Store; site: Site }) {
-  useLook(store.looks, "code", site.key, store.sites.value?.id);
-  const seen = store.looks.code.value;
+  useSiteQuery(store.queries, "code", site.key, store.sites.value?.id);
+  const seen = store.queries.code.value;
   const here = seen?.site === site.key ? seen : null;
   const code = here?.data;
   if (!code) return <div class="nni-nothing nni-section">{here?.error || "Reading …"}</div>;
@@ -21,7 +20,7 @@ export function CodePanel({ store, site }: { store: Store; site: Site }) {
           <h4>{code.excerpts.length > 1 ? `Called in ${count(code.excerpts.length)} places` : "Called here"}</h4>
         </div>
         {code.excerpts.map((one) => (
-          <Lines key={`${one.file}:${one.line}`} excerpt={one} />
+          <ExcerptView key={`${one.file}:${one.line}`} excerpt={one} />
         ))}
         {code.why && <p class="nni-faint">{code.why}</p>}
       </section>
@@ -33,7 +32,7 @@ export function CodePanel({ store, site }: { store: Store; site: Site }) {
         {code.documentation === "" ? (
           <p class="nni-faint">This type has no documentation.</p>
         ) : (
-          <p class="nni-documentation" data-testid={ids.documentation}>
+          <p class="nni-documentation" data-testid="nni-documentation">
             {code.documentation}
           </p>
         )}
@@ -42,10 +41,10 @@ export function CodePanel({ store, site }: { store: Store; site: Site }) {
   );
 }
 
-function Lines({ excerpt }: { excerpt: Excerpt }) {
+function ExcerptView({ excerpt }: { excerpt: Excerpt }) {
   const { file, function: name, first, line, text } = excerpt;
   return (
-    <figure class="nni-excerpt" data-testid={ids.excerpt} data-value={line}>
+    <figure class="nni-excerpt" data-testid="nni-excerpt" data-value={line}>
       <figcaption class="nni-faint nni-small">
         {file}, line {line}
         {name && (
@@ -56,7 +55,7 @@ function Lines({ excerpt }: { excerpt: Excerpt }) {
       </figcaption>
       <pre tabIndex={0} aria-label={`Lines around ${file}, line ${line}`}>
         {text.split("\n").map((one, i) => (
-          <span key={i} class={first + i === line ? "nni-line nni-line-here" : "nni-line"} aria-current={first + i === line ? "true" : undefined}>
+          <span key={i} class={first + i === line ? "nni-line nni-current-line" : "nni-line"} aria-current={first + i === line ? "true" : undefined}>
             <span class="nni-number" aria-hidden="true">
               {first + i}
             </span>
@@ -95,7 +94,7 @@ function Sown({ store, sown }: { store: Store; sown: readonly string[] }) {
             const one = index === undefined ? undefined : sites.list[index];
             if (index === undefined || !one) return null;
             return (
-              <tr key={key} data-testid={ids.sown} data-site={key}>
+              <tr key={key} data-testid="nni-sown" data-site={key}>
                 <th scope="row">
                   <button type="button" class="nni-link" onClick={() => store.select(key)}>
                     {one.name || label(key)}

@@ -3,45 +3,44 @@
 // Invariants: a figure is never shown without its two passes; sites that are unknown, or in only one of
 // the two, are described in words and come last.
 import { useEffect, useState } from "preact/hooks";
-import { Shapes } from "../charts/Sparkline";
+import { HistogramPair } from "../charts/Sparkline";
 import { Card } from "../distributions/Card";
-import { useMeasured } from "../distributions/measured";
+import { useDistributions } from "../distributions/siteData";
 import { OTHER, type Compared, type ComparedRow, type Quantity } from "../kernel/protocol";
-import { WORDS } from "../kernel/quantities";
-import { rowOf } from "../kernel/sites";
+import { QUANTITY_NAMES } from "../kernel/quantities";
+import { rowKey } from "../kernel/sites";
 import type { Store } from "../store";
-import { otherName, pinnedName } from "../time/names";
+import { otherName, pinnedName } from "../time/passNames";
 import { count, exact, percent, real, signed } from "../ui/format";
-import { Pick } from "../ui/Pick";
+import { Select } from "../ui/Select";
 import { SiteLink } from "../ui/SiteLink";
-import { ids } from "../ui/testids";
 import { WeightsRanking } from "./WeightsRanking";
 
-const SHOWN = 40;
+const MOST_ROWS = 40;
 type Measure = "total_variation" | "quantile_distance";
 const MEASURES: Readonly<Record<Measure, string>> = {
   total_variation: "Total variation: the share of the values that are distributed differently, 0 to 100 %",
   quantile_distance: "Distance between quantiles (Wasserstein distance of order 1), in standard deviations",
 };
 
-const word = (one: string): string => (one === "output" ? "activations" : (WORDS[one as Quantity] ?? one));
-const quantitiesOf = (result: Compared | null): string[] => [...new Set(result?.rows.map((row) => row.quantity))];
+const quantityName = (one: string): string => (one === "output" ? "activations" : (QUANTITY_NAMES[one as Quantity] ?? one));
+const comparedQuantities = (result: Compared | null): string[] => [...new Set(result?.rows.map((row) => row.quantity))];
 
 /** What is ranked, and with what it is compared. */
 export function CompareOptions({ store }: { store: Store }) {
   const { compare, timeline } = store;
   const other = compare.other.value;
-  const quantities = quantitiesOf(compare.result.value);
+  const quantities = comparedQuantities(compare.result.value);
   const chosen = quantities.includes(compare.quantity.value) ? compare.quantity.value : quantities[0];
   return (
     <>
       {other && timeline.pinned.value?.header.number !== OTHER && (
-        <button type="button" class="nni-button" title={`Compare with ${otherName(store)}`} data-testid={ids.compareOther} onClick={() => timeline.pinOther()}>
+        <button type="button" class="nni-button" title={`Compare with ${otherName(store)}`} data-testid="nni-compare-other" onClick={() => timeline.pinOther()}>
           Compare with {otherName(store)}
         </button>
       )}
       {timeline.pinned.value && chosen !== undefined && quantities.length > 1 && (
-        <Pick label="Quantity to compare" testid={ids.compareQuantity} value={chosen} options={quantities} word={word} choose={(one) => (compare.quantity.value = one)} />
+        <Select label="Quantity to compare" testid="nni-compare-quantity" value={chosen} options={quantities} word={quantityName} choose={(one) => (compare.quantity.value = one)} />
       )}
     </>
   );
@@ -62,9 +61,9 @@ export function ComparePanel({ store, index }: { store: Store; index: number }) 
   }, [pinned, number, wanted, compare.busy.value]);
   return (
     <section class="nni-compare" aria-label="Compare">
-      {pinned === undefined ? <HowTo store={store} /> : <Which store={store} result={fits ? result : null} isNow={isNow} />}
+      {pinned === undefined ? <PinHint store={store} /> : <ComparedPasses store={store} result={fits ? result : null} isNow={isNow} />}
       {compare.error.value && pinned !== undefined && <p class="nni-bad">{compare.error.value}</p>}
-      {pinned !== undefined && <Both store={store} index={index} />}
+      {pinned !== undefined && <HistogramCards store={store} index={index} />}
       {fits && <Ranking result={result} store={store} />}
       {compare.weights.value && <WeightsRanking weights={compare.weights.value} store={store} />}
     </section>
@@ -72,19 +71,19 @@ export function ComparePanel({ store, index }: { store: Store; index: number }) 
 }
 
 /** The histograms of the selected site, of both passes. */
-function Both({ store, index }: { store: Store; index: number }) {
-  const measured = useMeasured(store, index).filter((one) => one.before && [one.figures, one.before.figures].some((figures) => figures && figures("size") > 0));
+function HistogramCards({ store, index }: { store: Store; index: number }) {
+  const measured = useDistributions(store, index).filter((one) => one.reference && [one.statistics, one.reference.figures].some((figures) => figures && figures("size") > 0));
   const site = store.selected.value ?? "";
   return (
     <div class="nni-cards nni-two">
       {measured.map((one) => (
-        <Card key={one.name} of={one} axis={store.axis.value} site={site} nothing={(sent) => (sent ? "No finite value." : "Comes with the next frame.")} />
+        <Card key={one.name} distribution={one} axis={store.axis.value} site={site} placeholder={(sent) => (sent ? "No finite value." : "Comes with the next frame.")} />
       ))}
     </div>
   );
 }
 
-function HowTo({ store }: { store: Store }) {
+function PinHint({ store }: { store: Store }) {
   return (
     <>
       <p>
@@ -101,14 +100,14 @@ function HowTo({ store }: { store: Store }) {
   );
 }
 
-function Which({ store, result, isNow }: { store: Store; result: Compared | null; isNow: boolean }) {
+function ComparedPasses({ store, result, isNow }: { store: Store; result: Compared | null; isNow: boolean }) {
   const { compare, timeline, frame } = store;
   const same = frame.value?.header.number === timeline.pinned.value?.header.number;
   const passes = timeline.passes.value;
   const step = result ? passes.indexOf(result.number) : -1;
   const on = step >= 0 && passes.perturbed(step) ? ", perturbed" : "";
   return (
-    <p class="nni-key" role="status" data-testid={ids.compareState} data-state={compare.busy.value ? "busy" : isNow ? "now" : "before"}>
+    <p class="nni-key" role="status" data-testid="nni-compare-state" data-state={compare.busy.value ? "busy" : isNow ? "now" : "before"}>
       {same ? (
         <span>The pass on screen is the pinned one. Go to another pass, or let the run go on.</span>
       ) : compare.busy.value && !result ? (
@@ -116,19 +115,19 @@ function Which({ store, result, isNow }: { store: Store; result: Compared | null
       ) : (
         <>
           <span>
-            <i class="nni-key-now" aria-hidden="true" />
+            <i class="nni-key-shown" aria-hidden="true" />
             <b>{isNow ? `step ${count(frame.value?.header.step)}` : step >= 0 ? `step ${count(passes.step(step))}` : "a pass that is gone"}</b>
             {isNow ? ", on screen" : ""}
             {on}
           </span>
           <span>
-            <i class="nni-key-before" aria-hidden="true" />
+            <i class="nni-key-reference" aria-hidden="true" />
             <b>◇ {pinnedName(store)}</b>, pinned
           </span>
         </>
       )}
       {!same && !isNow && !compare.busy.value && (
-        <button type="button" class="nni-button" data-testid={ids.compareAgain} onClick={() => compare.ask()}>
+        <button type="button" class="nni-button" data-testid="nni-compare-again" onClick={() => compare.ask()}>
           Compare the pass on screen
         </button>
       )}
@@ -139,14 +138,14 @@ function Which({ store, result, isNow }: { store: Store; result: Compared | null
 function Ranking({ result, store }: { result: Compared; store: Store }) {
   const [measure, setMeasure] = useState<Measure>("total_variation");
   const [all, showAll] = useState(false);
-  const quantities = quantitiesOf(result);
+  const quantities = comparedQuantities(result);
   const wish = store.compare.quantity.value;
   const quantity = quantities.includes(wish) ? wish : quantities[0];
   const ranked = rank(
     result.rows.filter((row) => row.quantity === quantity),
     measure,
   );
-  const shown = all ? ranked : ranked.slice(0, SHOWN);
+  const shown = all ? ranked : ranked.slice(0, MOST_ROWS);
   if (ranked.length === 0) return <p class="nni-faint">Neither pass measured anything.</p>;
   return (
     <>
@@ -154,12 +153,12 @@ function Ranking({ result, store }: { result: Compared; store: Store }) {
         <span>largest first</span>
         <span />
         <span />
-        <Head measure="total_variation" chosen={measure} choose={setMeasure} text="changed" />
-        <Head measure="quantile_distance" chosen={measure} choose={setMeasure} text="distance" />
+        <SortButton measure="total_variation" chosen={measure} choose={setMeasure} text="changed" />
+        <SortButton measure="quantile_distance" chosen={measure} choose={setMeasure} text="distance" />
       </div>
       <ol class="nni-bars" aria-label={`Sites by ${measure === "total_variation" ? "total variation" : "distance"}, largest first`}>
         {shown.map((row) => (
-          <Row key={row.site} row={row} store={store} />
+          <RankedSite key={row.site} row={row} store={store} />
         ))}
       </ol>
       {ranked.length > shown.length && (
@@ -175,9 +174,9 @@ function Ranking({ result, store }: { result: Compared; store: Store }) {
   );
 }
 
-function Head({ measure, chosen, choose, text }: { measure: Measure; chosen: Measure; choose: (measure: Measure) => void; text: string }) {
+function SortButton({ measure, chosen, choose, text }: { measure: Measure; chosen: Measure; choose: (measure: Measure) => void; text: string }) {
   return (
-    <button type="button" class="nni-link" aria-pressed={measure === chosen} data-testid={ids.compareBy(measure)} title={MEASURES[measure]} onClick={() => choose(measure)}>
+    <button type="button" class="nni-link" aria-pressed={measure === chosen} data-testid={`nni-compare-by-${measure}`} title={MEASURES[measure]} onClick={() => choose(measure)}>
       {text}
       {measure === chosen ? " ▾" : ""}
     </button>
@@ -193,20 +192,20 @@ function rank(rows: readonly ComparedRow[], measure: Measure): ComparedRow[] {
   return [...rows].sort((a, b) => size(b) - size(a) || 0);
 }
 
-function Row({ row, store }: { row: ComparedRow; store: Store }) {
-  const selected = rowOf(store.sites.value, row.site) === store.selected.value;
-  const why = whyNot(row, store);
+function RankedSite({ row, store }: { row: ComparedRow; store: Store }) {
+  const selected = rowKey(store.sites.value, row.site) === store.selected.value;
+  const why = missingText(row, store);
   const nan = (row.nan ?? 0) !== (row.nan_pinned ?? 0) ? `${count(row.nan)} NaN here, ${count(row.nan_pinned)} there` : "";
   return (
-    <li class="nni-compared" data-testid={ids.compareRow} data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} aria-current={selected ? "true" : undefined} title={differences(row)}>
+    <li class="nni-compared" data-testid="nni-compare-row" data-site={row.site} data-value={exact(row.total_variation)} data-distance={exact(row.quantile_distance)} aria-current={selected ? "true" : undefined} title={momentsText(row)}>
       <SiteLink store={store} site={row.site} />
       {why ? (
-        <span class="nni-faint nni-why" title={why}>
+        <span class="nni-faint nni-reason" title={why}>
           {why}
         </span>
       ) : (
         <>
-          <Shapes hex={row.shapes} tone={row.quantity} />
+          <HistogramPair hex={row.shapes} tone={row.quantity} />
           <span class={`nni-compare-bar nni-q-${row.quantity}`} aria-hidden="true">
             <i style={{ width: `${100 * (row.total_variation ?? 0)}%` }} />
           </span>
@@ -220,13 +219,13 @@ function Row({ row, store }: { row: ComparedRow; store: Store }) {
   );
 }
 
-function whyNot(row: ComparedRow, store: Store): string {
+function missingText(row: ComparedRow, store: Store): string {
   if (row.where === "here") return `not in ${pinnedName(store)}`;
   if (row.where === "pinned") return `only in ${pinnedName(store)}`;
   return row.total_variation === null ? "its counts are unknown" : "";
 }
 
-function differences(row: ComparedRow): string | undefined {
+function momentsText(row: ComparedRow): string | undefined {
   if (row.where !== "both" || row.mean_difference === null) return undefined;
   const parts = [`mean ${signed(row.mean_difference)}`];
   if (row.std_difference !== null) parts.push(`std ${signed(row.std_difference)}`);

@@ -1,11 +1,10 @@
 // The weights of the model against others: each array with how far it moved, largest change first.
 // Invariant: the kernel computes; an array without a counterpart says so in words.
-import { heightsOf, Sparkline } from "../charts/Sparkline";
+import { parseHeights, Sparkline } from "../charts/Sparkline";
 import { SPARK, type WeightRow, type Weights } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count, exact, percent, real } from "../ui/format";
 import { SiteLink } from "../ui/SiteLink";
-import { ids } from "../ui/testids";
 
 export function WeightsRanking({ weights, store }: { weights: Weights; store: Store }) {
   return (
@@ -20,7 +19,7 @@ export function WeightsRanking({ weights, store }: { weights: Weights; store: St
       </div>
       <ol class="nni-bars nni-weights" aria-label="Weights by relative change, largest first">
         {weights.rows.map((row) => (
-          <Row key={row.parameter} row={row} name={weights.name} store={store} />
+          <RankedWeight key={row.parameter} row={row} name={weights.name} store={store} />
         ))}
       </ol>
       {weights.total > weights.rows.length && (
@@ -30,18 +29,18 @@ export function WeightsRanking({ weights, store }: { weights: Weights; store: St
   );
 }
 
-function Row({ row, name, store }: { row: WeightRow; name: string; store: Store }) {
+function RankedWeight({ row, name, store }: { row: WeightRow; name: string; store: Store }) {
   const why = row.where === "here" ? `not in ${name}` : row.where === "pinned" ? `only in ${name}` : row.distance === null ? "not comparable" : "";
   const hint = `${row.parameter}, ${row.array}${row.total_variation === null ? "" : `; total variation ${percent(row.total_variation)}`}`;
   return (
-    <li data-testid={ids.weightRow} data-site={row.parameter} data-value={exact(row.relative_change)} data-distance={exact(row.distance)} title={hint}>
+    <li data-testid="nni-weight-row" data-site={row.parameter} data-value={exact(row.relative_change)} data-distance={exact(row.distance)} title={hint}>
       <SiteLink store={store} site={row.parameter} title={hint} of={[row.parameter.split("/").slice(0, -1).join("/")]} />
       {why ? (
-        <span class="nni-faint nni-why">{why}</span>
+        <span class="nni-faint nni-reason">{why}</span>
       ) : (
         <>
           <span class="nni-q-parameter">
-            {row.change.length === 2 * SPARK && <Sparkline heights={heightsOf(row.change)} width={96} height={16} label={`Histogram of the change of ${row.parameter}`} />}
+            {row.change.length === 2 * SPARK && <Sparkline heights={parseHeights(row.change)} width={96} height={16} label={`Histogram of the change of ${row.parameter}`} />}
           </span>
           <span>{row.relative_change === null ? "from 0" : percent(row.relative_change)}</span>
           <span>{real(row.distance)}</span>

@@ -3,15 +3,14 @@
 import { useState } from "preact/hooks";
 import { isOperation, type Sites } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
 
 /** The kind of an operation that a function computes, or that the user has named. */
-const NAMED = "named value";
+const NAMED_VALUE = "named value";
 
 export function Operations({ store, sites, index }: { store: Store; sites: Sites; index: number }) {
   const [waits, setWaits] = useState("");
   const site = sites.list[index];
-  if (site.single || site.calls === 0 || site.layer >= 0 || (isOperation(site.key) && site.kind !== NAMED)) return null;
+  if (site.single || site.calls === 0 || site.layer >= 0 || (isOperation(site.key) && site.kind !== NAMED_VALUE)) return null;
   const shown = sites.children[index].some((child) => isOperation(sites.list[child].key));
   const waiting = waits === site.key;
   return (
@@ -21,7 +20,7 @@ export function Operations({ store, sites, index }: { store: Store; sites: Sites
       aria-pressed={shown}
       disabled={waits !== ""}
       title={shown ? "Hide the operations within this call" : "Show the operations within this call (softmax, attention, matrix products …) as rows of the tree, 200 at most. What a function like @softmax computes is shown by the same button on its row"}
-      data-testid={ids.operations}
+      data-testid="nni-operations"
       onClick={() => {
         setWaits(site.key);
         store.showOperations(site.key, !shown, () => setWaits(""));

@@ -3,12 +3,12 @@
 // rendered, so it costs nothing; only the panel scrolls. The keys are those of the ARIA tabs pattern
 // (arrows, Home, End), and 1 to 5 for the groups.
 import type { FunctionComponent } from "preact";
-import { AttentionPanel } from "../attention/Attention";
-import { Choices } from "../attention/Choices";
+import { AttentionPanel } from "../attention/AttentionPanel";
+import { HeadStats } from "../attention/HeadStats";
 import { CastsPanel } from "../casts/CastsPanel";
 import { CodePanel } from "../code/CodePanel";
 import { CompareOptions, ComparePanel } from "../compare/ComparePanel";
-import { Flow, FlowOptions } from "../flow/Flow";
+import { FlowPanel, FlowOptions } from "../flow/FlowPanel";
 import type { Site } from "../kernel/protocol";
 import { NnxPanel } from "../nnx/NnxPanel";
 import type { Store } from "../store";
@@ -16,13 +16,12 @@ import { AttributionOptions, AttributionPanel } from "../studies/AttributionPane
 import { ExamplesOptions, ExamplesPanel } from "../studies/ExamplesPanel";
 import { LensOptions, LensPanel } from "../studies/LensPanel";
 import { SweepOptions, SweepPanel } from "../sweep/SweepPanel";
-import { ids } from "../ui/testids";
 import { UnitsOptions, UnitsPanel } from "../units/UnitsPanel";
 import { AttentionOptions, ValuesOptions } from "../values/Options";
-import { ValuesPanel } from "../values/Values";
+import { ValuesPanel } from "../values/ValuesPanel";
 import { WordsOptions, WordsPanel } from "../words/WordsPanel";
 import { Distributions, DistributionsOptions } from "../distributions/Distributions";
-import { GROUPS, GROUP_OF, chooseGroup, choosePanel, offered } from "./groups";
+import { GROUPS, GROUP_OF, chooseGroup, choosePanel, availablePanels } from "./groups";
 
 interface PanelProps {
   readonly store: Store;
@@ -39,17 +38,17 @@ interface Panel {
 }
 
 /** Every panel that `groups.ts` may offer. */
-const ALL: readonly Panel[] = [
+const PANELS: readonly Panel[] = [
   { name: "overview", title: "Distributions", View: Distributions, Options: DistributionsOptions },
   { name: "values", title: "Values", View: ValuesPanel, Options: ValuesOptions },
   { name: "attention", title: "Attention", View: AttentionPanel, Options: AttentionOptions },
-  { name: "experts", title: "Experts", View: Choices },
+  { name: "experts", title: "Experts", View: HeadStats },
   { name: "words", title: "Words", View: WordsPanel, Options: WordsOptions },
   { name: "units", title: "Units", View: UnitsPanel, Options: UnitsOptions },
   { name: "examples", title: "Examples", View: ExamplesPanel, Options: ExamplesOptions },
   { name: "attribution", title: "Attribution", View: AttributionPanel, Options: AttributionOptions },
   { name: "lens", title: "Lens", View: LensPanel, Options: LensOptions },
-  { name: "flow", title: "Flow", View: Flow, Options: FlowOptions },
+  { name: "flow", title: "Flow", View: FlowPanel, Options: FlowOptions },
   { name: "code", title: "Code", View: CodePanel },
   { name: "nnx", title: "State", View: NnxPanel },
   { name: "sweep", title: "Sweep", View: SweepPanel, Options: SweepOptions },
@@ -59,8 +58,8 @@ const ALL: readonly Panel[] = [
 
 export function Panels(props: PanelProps) {
   const { store, site } = props;
-  const names = offered(store, site);
-  const panels = ALL.filter((panel) => names.includes(panel.name));
+  const names = availablePanels(store, site);
+  const panels = PANELS.filter((panel) => names.includes(panel.name));
   const { name, title, View, Options } = panels.find((panel) => panel.name === store.panel.value) ?? panels[0]!;
   const group = GROUP_OF[name]!;
   const groups = GROUPS.filter((one) => names.some((panel) => GROUP_OF[panel] === one));
@@ -76,16 +75,16 @@ export function Panels(props: PanelProps) {
             chosen={group}
             title={(one) => one}
             hint={(one) => `${one}: ${GROUPS.indexOf(one) + 1}`}
-            testid={ids.group}
+            testid="nni-group"
             choose={(one) => chooseGroup(store, GROUPS.indexOf(one))}
           />
           <Tabs
-            class="nni-subs"
+            class="nni-panel-tabs"
             label={group}
             names={inGroup.map((panel) => panel.name)}
             chosen={name}
             title={(one) => panels.find((panel) => panel.name === one)!.title}
-            testid={ids.tab}
+            testid="nni-tab"
             choose={(one) => choosePanel(store, one)}
           />
           {Options && (
@@ -110,7 +109,7 @@ interface TabsProps<T extends string> {
   chosen: T;
   title: (name: T) => string;
   hint?: (name: T) => string;
-  testid: (name: T) => string;
+  testid: string;
   choose: (name: T) => void;
 }
 
@@ -134,7 +133,7 @@ function Tabs<T extends string>({ class: look, label, names, chosen, title, hint
           aria-selected={name === chosen}
           tabIndex={name === chosen ? 0 : -1}
           title={hint?.(name)}
-          data-testid={testid(name)}
+          data-testid={`${testid}-${name}`}
           onClick={() => choose(name)}
         >
           {title(name)}

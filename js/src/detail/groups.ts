@@ -27,7 +27,7 @@ export const GROUP_OF: Readonly<Record<string, Group>> = {
 };
 
 /** The panels that a site has, in the order of the tabs. */
-export function offered({ replay, missing, inputs, sites, studies, choices }: Store, site: Site): readonly string[] {
+export function availablePanels({ replayNote, missingPanels, inputs, sites, studies, choices }: Store, site: Site): readonly string[] {
   const chosen = choices.value.filter((one) => sites.value?.list[one.header.site] === site);
   return Object.keys(GROUP_OF).filter((name) => {
     if (site.single) return name === "overview"; // one array of what a call returns: statistics only
@@ -37,8 +37,8 @@ export function offered({ replay, missing, inputs, sites, studies, choices }: St
     }
     if (name === "lens" && !sites.value?.sequences && !studies.lens.value?.found) return false;
     if (name === "words" && !inputs.inputs.value?.tokens) return false;
-    if ((name === "examples" || name === "lens" || name === "attribution") && replay.value) return (studies[name].value?.found ?? null) !== null;
-    return !replay.value || !missing.value.has(name === "attention" ? "values" : name);
+    if ((name === "examples" || name === "lens" || name === "attribution") && replayNote.value) return (studies[name].value?.found ?? null) !== null;
+    return !replayNote.value || !missingPanels.value.has(name === "attention" ? "values" : name);
   });
 }
 
@@ -46,7 +46,7 @@ export function offered({ replay, missing, inputs, sites, studies, choices }: St
 export function choosePanel(store: Store, name: string): void {
   batch(() => {
     store.panel.value = name;
-    store.lastIn.value = new Map(store.lastIn.value).set(GROUP_OF[name]!, name);
+    store.lastPanels.value = new Map(store.lastPanels.value).set(GROUP_OF[name]!, name);
   });
 }
 
@@ -54,9 +54,9 @@ export function choosePanel(store: Store, name: string): void {
 export function chooseGroup(store: Store, number: number): boolean {
   const site = store.sites.value?.list[store.selectedIndex.value];
   const group = GROUPS[number];
-  const panels = site ? offered(store, site).filter((name) => GROUP_OF[name] === group) : [];
+  const panels = site ? availablePanels(store, site).filter((name) => GROUP_OF[name] === group) : [];
   if (panels.length === 0) return false;
-  const last = store.lastIn.value.get(group!);
+  const last = store.lastPanels.value.get(group!);
   choosePanel(store, last !== undefined && panels.includes(last) ? last : panels[0]!);
   return true;
 }

@@ -2,24 +2,23 @@
 // site, and the figures of all of them. Invariant: the key above the cards says what the filled and the
 // dashed histograms are, and is there as long as something is compared.
 import { useCallback, useState } from "preact/hooks";
-import { AXES } from "../charts/axis";
+import { AXIS_SCALES } from "../charts/axis";
 import { Waiting } from "../header/Waiting";
 import { Examples } from "../inputs/Examples";
-import { rowFigure } from "../kernel/decode";
+import { rowStatistic } from "../kernel/decode";
 import type { Site } from "../kernel/protocol";
 import { isGroup } from "../kernel/sites";
 import type { Store } from "../store";
-import { pinnedName } from "../time/names";
+import { pinnedName } from "../time/passNames";
 import { count } from "../ui/format";
-import { More } from "../ui/More";
-import { Choice } from "../ui/Choice";
-import { Pick } from "../ui/Pick";
-import { ids } from "../ui/testids";
+import { Menu } from "../ui/Menu";
+import { ButtonGroup } from "../ui/ButtonGroup";
+import { Select } from "../ui/Select";
 import { Card, type Distribution } from "./Card";
-import { useMeasured, useParameters } from "./measured";
-import { Ratio } from "./Ratio";
-import { Numbers } from "./Numbers";
-import { useSteps } from "./steps";
+import { useDistributions, useParameters } from "./siteData";
+import { UpdateRatio } from "./UpdateRatio";
+import { StatisticsTable } from "./StatisticsTable";
+import { useStepAxis } from "./stepAxis";
 
 interface Props {
   readonly store: Store;
@@ -30,29 +29,29 @@ interface Props {
 export function DistributionsOptions({ store }: Props) {
   return (
     <>
-      <Pick label="Axis of values" value={store.axis.value} options={AXES} choose={(axis) => (store.axis.value = axis)} word={(axis) => `${axis} axis`} />
-      <More label="More about the distributions">
-        <span class="nni-more-line">
+      <Select label="Axis of values" value={store.axis.value} options={AXIS_SCALES} choose={(axis) => (store.axis.value = axis)} word={(axis) => `${axis} axis`} />
+      <Menu label="More about the distributions">
+        <span class="nni-menu-line">
           over the steps
-          <Choice label="Kind of chart over the steps" value={store.overSteps.value} options={["bands", "heatmap"]} choose={(kind) => (store.overSteps.value = kind)} />
+          <ButtonGroup label="Kind of chart over the steps" value={store.historyChart.value} options={["bands", "heatmap"]} choose={(kind) => (store.historyChart.value = kind)} />
         </span>
-      </More>
+      </Menu>
     </>
   );
 }
 
 export function Distributions({ store, site, index }: Props) {
   const frame = store.frame.value;
-  const steps = useSteps(store);
+  const steps = useStepAxis(store);
   const hold = useCallback((step: number) => store.timeline.goToStep(step), [store]);
-  const sent = useMeasured(store, index);
+  const sent = useDistributions(store, index);
   const parameters = useParameters(store, site, index);
   const [choice, choose] = useState("");
   const chosen = parameters.find((one) => one.name === choice) ?? parameters[0];
   const axis = store.axis.value;
   const pinned = pinnedName(store);
-  const before = pinned ? `◇ ${pinned}` : store.behind.value ? "unperturbed" : "";
-  const heatmap = store.overSteps.value === "heatmap";
+  const before = pinned ? `◇ ${pinned}` : store.comparison.value ? "unperturbed" : "";
+  const heatmap = store.historyChart.value === "heatmap";
   const over = (one: Distribution) => ({
     heatmap,
     steps,
@@ -62,51 +61,51 @@ export function Distributions({ store, site, index }: Props) {
   if (isGroup(site)) return <p class="nni-faint nni-small nni-notes">It has no values of its own. Open its row, and select an array of it.</p>;
   return (
     <section class="nni-dist" aria-label="Distributions">
-      {(pinned || store.perturbations.value.length > 0) && <Key store={store} pinned={pinned} />}
+      {(pinned || store.perturbations.value.length > 0) && <HistogramKey store={store} pinned={pinned} />}
       <div class="nni-cards" style={{ "--cards": chosen ? (chosen.gradient ? 4 : 3) : 2 }}>
         {sent.map((one) => (
-          <Card key={one.name} of={one} axis={axis} site={site.key} over={over(one)} nothing={(came) => (frame ? reason(one, came, store.waits.value) : <Waiting store={store} before="No pass yet" />)} />
+          <Card key={one.name} distribution={one} axis={axis} site={site.key} chart={over(one)} placeholder={(came) => (frame ? placeholderText(one, came, store.pendingNote.value) : <Waiting store={store} before="No pass yet" />)} />
         ))}
         {chosen && (
           <Card
             key="weight"
-            of={chosen.value}
+            distribution={chosen.value}
             as="weight"
             axis={axis}
             site={site.key}
-            over={chosen.value.history && over(chosen.value)}
-            nothing={() => "No finite value."}
-            choice={parameters.length > 1 && <Pick path label="Parameter" testid={ids.parameterChoice} value={chosen.name} options={parameters.map((one) => one.name)} choose={choose} />}
+            chart={chosen.value.history && over(chosen.value)}
+            placeholder={() => "No finite value."}
+            choice={parameters.length > 1 && <Select path label="Parameter" testid="nni-parameter-choice" value={chosen.name} options={parameters.map((one) => one.name)} choose={choose} />}
           />
         )}
         {chosen?.gradient && (
-          <Card key="weight-gradient" of={chosen.gradient} as="weight-gradient" axis={axis} site={site.key} over={chosen.gradient.history && over(chosen.gradient)} nothing={() => "No finite value."} />
+          <Card key="weight-gradient" distribution={chosen.gradient} as="weight-gradient" axis={axis} site={site.key} chart={chosen.gradient.history && over(chosen.gradient)} placeholder={() => "No finite value."} />
         )}
       </div>
-      <Ratio store={store} site={site} index={index} steps={steps} hold={hold} />
-      <Numbers head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters.flatMap((one) => (one.gradient ? [one.value, one.gradient] : [one.value]))]} before={before} />
+      <UpdateRatio store={store} site={site} index={index} steps={steps} hold={hold} />
+      <StatisticsTable head={frame ? `step ${count(frame.header.step)}` : ""} rows={[...sent, ...parameters.flatMap((one) => (one.gradient ? [one.value, one.gradient] : [one.value]))]} before={before} />
       <Notes store={store} site={site} index={index} sent={sent} weights={parameters.length > 0} />
-      {store.replay.value !== "" && <Examples store={store} />}
+      {store.replayNote.value !== "" && <Examples store={store} />}
     </section>
   );
 }
 
 /** What the filled and the dashed histograms are. */
-function Key({ store, pinned }: { store: Store; pinned: string }) {
+function HistogramKey({ store, pinned }: { store: Store; pinned: string }) {
   const frame = store.frame.value?.header;
-  const held = store.timeline.held.value !== null && !store.saved.value;
-  const behind = pinned ? <b>◇ {pinned}</b> : store.behind.value ? <b>the same pass unperturbed</b> : null;
+  const held = store.timeline.held.value !== null && !store.isSaved.value;
+  const behind = pinned ? <b>◇ {pinned}</b> : store.comparison.value ? <b>the same pass unperturbed</b> : null;
   return (
     <p class="nni-key">
       <span>
-        <i class="nni-key-now" />
+        <i class="nni-key-shown" />
         <b>{frame ? `step ${count(frame.step)}` : "no pass yet"}</b>
         {frame?.perturbed ? ", perturbed" : ""}
         {held ? ", held" : ""}
       </span>
       {behind ? (
         <span>
-          <i class="nni-key-before" />
+          <i class="nni-key-reference" />
           {behind}
           {pinned && ", pinned"}
         </span>
@@ -117,10 +116,10 @@ function Key({ store, pinned }: { store: Store; pinned: string }) {
   );
 }
 
-const none = (of: Distribution): string => `No ${of.title} ${of.title === "activations" ? "were" : "was"} measured here`;
+const notMeasuredText = (of: Distribution): string => `No ${of.title} ${of.title === "activations" ? "were" : "was"} measured here`;
 
-function reason(of: Distribution, sent: boolean, waits: string): string {
-  if (!of.figures || Number.isNaN(of.figures("size"))) return `${none(of)}.`;
+function placeholderText(of: Distribution, sent: boolean, waits: string): string {
+  if (!of.statistics || Number.isNaN(of.statistics("size"))) return `${notMeasuredText(of)}.`;
   return sent ? "No finite value." : waits ? waits.replace("acts", "Comes") + "." : "Comes with the next frame.";
 }
 
@@ -129,10 +128,10 @@ function Notes({ store, site, index, sent, weights }: Props & { sent: readonly D
   const more = store.frame.value?.header.more ?? 0;
   const came = sent.some((one) => one.pairs);
   const frame = store.frame.value;
-  const unseen = weights && frame?.parameters.some((one) => one.measured[1]) && Number.isNaN(rowFigure(frame, index, "update_ratio"));
-  const missing = sent.filter((one) => one.figures && Number.isNaN(one.figures("size")));
+  const unseen = weights && frame?.parameters.some((one) => one.measured[1]) && Number.isNaN(rowStatistic(frame, index, "update_ratio"));
+  const missing = sent.filter((one) => one.statistics && Number.isNaN(one.statistics("size")));
   const lines = [
-    missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `${none(one)} in this pass.`).join(" "),
+    missing.length === sent.length ? "Nothing was measured here in this pass." : missing.map((one) => `${notMeasuredText(one)} in this pass.`).join(" "),
     came && !weights && site.parameters > 0 && !site.single ? "This pass measured no parameter of this module itself. Select a module inside it to see the parameters there." : "",
     unseen ? "No update was seen in this pass. It is measured if the jitted function that computes the gradient also updates the parameters." : "",
     more > 0 ? `${count(more)} more parameters of this module are left out.` : "",

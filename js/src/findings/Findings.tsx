@@ -3,15 +3,14 @@
 // Invariants: the band pushes the page and covers nothing; it opens by a click only, so a finding that
 // arrives while data streams moves nothing; all texts are text nodes.
 import type { FindingRow } from "../kernel/protocol";
-import { label, rowOf } from "../kernel/sites";
+import { label, rowKey } from "../kernel/sites";
 import type { Store } from "../store";
 import { count } from "../ui/format";
-import { ids } from "../ui/testids";
 
 type Severity = FindingRow["severity"];
 
-const ONE: Readonly<Record<Severity, string>> = { error: "error", warning: "warning", info: "note" };
-const WORDS: Readonly<Record<Severity, string>> = { error: "Error", warning: "Warning", info: "Note" };
+const NOUNS: Readonly<Record<Severity, string>> = { error: "error", warning: "warning", info: "note" };
+const TITLES: Readonly<Record<Severity, string>> = { error: "Error", warning: "Warning", info: "Note" };
 
 interface ButtonProps {
   store: Store;
@@ -25,15 +24,15 @@ export function FindingsButton({ store, open, setOpen }: ButtonProps) {
   const worst = all > 0 ? found!.findings[0]!.severity : "none";
   const alike = worst !== "none" && found!.findings.every((one) => one.severity === worst);
   const unknown = store.frame.value === null;
-  const word = alike ? ONE[worst] : "finding";
+  const word = alike ? NOUNS[worst] : "finding";
   return (
     <button
       type="button"
-      class={`nni-button nni-found nni-found-${worst}`}
+      class={`nni-button nni-findings-button nni-severity-${worst}`}
       aria-expanded={open && all > 0}
       disabled={all === 0}
       title={all === 0 ? "No rule has found anything wrong so far" : open ? "Close the findings" : "Show the findings, worst first"}
-      data-testid={ids.findings}
+      data-testid="nni-findings"
       data-value={all}
       onClick={() => setOpen(!open)}
     >
@@ -49,7 +48,7 @@ export function Findings({ store, close }: { store: Store; close: () => void }) 
   const worst = found.findings[0]!.severity;
   return (
     <section
-      class={`nni-found-band nni-found-band-${worst}`}
+      class={`nni-findings-band nni-findings-band-${worst}`}
       aria-label="Findings"
       onKeyDown={(event) => {
         if (event.key !== "Escape") return;
@@ -57,9 +56,9 @@ export function Findings({ store, close }: { store: Store; close: () => void }) 
         close();
       }}
     >
-      <ol class="nni-found-list" aria-label="Findings, worst first">
+      <ol class="nni-findings-list" aria-label="Findings, worst first">
         {found.findings.map((one, i) => (
-          <One key={i} one={one} store={store} />
+          <FindingItem key={i} one={one} store={store} />
         ))}
         {found.more > 0 && <li class="nni-faint">{count(found.more)} more: insp.findings has them all.</li>}
       </ol>
@@ -67,19 +66,19 @@ export function Findings({ store, close }: { store: Store; close: () => void }) 
   );
 }
 
-function One({ one, store }: { one: FindingRow; store: Store }) {
-  const row = rowOf(store.sites.value, one.site);
+function FindingItem({ one, store }: { one: FindingRow; store: Store }) {
+  const row = rowKey(store.sites.value, one.site);
   return (
-    <li class={one.gone === null ? undefined : "nni-found-gone"} data-testid={ids.finding} data-rule={one.rule} data-site={one.site}>
-      <h4 class={`nni-found-${one.severity}`}>
-        <span class="nni-hidden">{WORDS[one.severity]}: </span>
+    <li class={one.gone === null ? undefined : "nni-finding-gone"} data-testid="nni-finding" data-rule={one.rule} data-site={one.site}>
+      <h4 class={`nni-severity-${one.severity}`}>
+        <span class="nni-hidden">{TITLES[one.severity]}: </span>
         {one.what}
       </h4>
       <p>
         {one.advice && `${one.advice.charAt(0).toUpperCase()}${one.advice.slice(1)}.`}
         {one.gone !== null && <b> Gone since step {count(one.gone)}.</b>} <span class="nni-faint">{one.rule}</span>
       </p>
-      <div class="nni-found-acts">
+      <div class="nni-finding-actions">
         <button type="button" class="nni-button" onClick={() => store.timeline.goToStep(one.step)}>
           Go to step {count(one.step)}
         </button>
@@ -88,7 +87,7 @@ function One({ one, store }: { one: FindingRow; store: Store }) {
         ) : (
           <button
             type="button"
-            class="nni-button nni-found-site"
+            class="nni-button nni-finding-site"
             title={`Show ${label(one.site)} at step ${one.step}`}
             onClick={() => {
               store.select(row);

@@ -3,14 +3,14 @@
 // because the nodes name the nodes that they feed.
 import { useMemo } from "preact/hooks";
 import { edgeLabel, labelWidth } from "./layout/sizes";
-import { head, line } from "./paths";
+import { arrowHead, edgeLine } from "./paths";
 import type { Drawing } from "./state";
 
 export function Edges({ drawing, of }: { drawing: Drawing; of: number }) {
   const { flow, arranged } = drawing;
   const drawn = useMemo(() => {
-    const lines = arranged.edges.map(({ points }) => line(points));
-    const heads = arranged.edges.map(({ points }, i) => (flow.nodes[flow.edges[i].consumer].role === "join" ? "" : head(points)));
+    const lines = arranged.edges.map(({ points }) => edgeLine(points));
+    const heads = arranged.edges.map(({ points }, i) => (flow.nodes[flow.edges[i].consumer].role === "join" ? "" : arrowHead(points)));
     return { lines, heads };
   }, [drawing]);
   const some = (parts: readonly string[], which: (i: number) => boolean): string => parts.filter((_, i) => which(i)).join("");

@@ -8,30 +8,30 @@ import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { exact } from "../ui/format";
 import { Edges } from "./Edges";
-import type { Coloured } from "./figures";
+import type { ColourScale } from "./colouring";
 import type { Size } from "./layout/arrange";
 import { sizeOf } from "./layout/sizes";
-import { leave, pick } from "./moves";
-import { Node, titleOf } from "./Node";
-import { neighbours, stepTo } from "./paths";
+import { showOuterFlow, selectNode } from "./navigation";
+import { Node, nodeTitle } from "./Node";
+import { neighbours, nextNode } from "./paths";
 import type { Drawing } from "./state";
-import { atFirst, fit, reveal, within, zoom, type Viewport } from "./viewport";
+import { initialViewport, fit, reveal, keepVisible, zoom, type Viewport } from "./viewport";
 
 /** The actions of the buttons. */
-export type Hold = (what: "in" | "out" | "fit") => void;
+export type ZoomAction = (what: "in" | "out" | "fit") => void;
 
 interface Props {
   store: Store;
   drawing: Drawing;
-  colours: ReadonlySignal<Coloured>;
-  hold: RefObject<Hold>;
+  colours: ReadonlySignal<ColourScale>;
+  zoomAction: RefObject<ZoomAction>;
 }
 
-const STEP = 1.25;
-const FAR = 0.5;
-const DRAG = 4;
+const ZOOM_STEP = 1.25;
+const SMALL_ZOOM = 0.5;
+const DRAG_PIXELS = 4;
 
-export function Graph({ store, drawing, colours, hold }: Props) {
+export function Graph({ store, drawing, colours, zoomAction }: Props) {
   const { flow, arranged } = drawing;
   const view = useRef<HTMLDivElement>(null);
   const moved = useRef<HTMLDivElement>(null);
@@ -40,7 +40,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   const [cursor, setCursor] = useState<number | null>(null);
   const along = useMemo(() => neighbours(flow), [flow]);
   const sizes = useMemo(() => flow.nodes.map(sizeOf), [flow]);
-  const feeds = useMemo(() => along.next.map((to) => to.map((i) => titleOf(flow.nodes[i])).join(" and ")), [along]);
+  const feeds = useMemo(() => along.next.map((to) => to.map((i) => nodeTitle(flow.nodes[i])).join(" and ")), [along]);
   const selected = store.flow.byKey.value.get(store.selected.value ?? "\0") ?? null;
   const first = flow.nodes.findIndex((node) => node.role !== "join");
   const tab = cursor ?? selected ?? first;
@@ -50,13 +50,13 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     look.current = to;
     const { x, y, k } = to;
     moved.current!.style.transform = `translate(${x}px, ${y}px) scale(${k})`;
-    moved.current!.classList.toggle("nni-flow-far", k < FAR);
+    moved.current!.classList.toggle("nni-flow-far", k < SMALL_ZOOM);
   }, []);
 
   // A new drawing starts at its inputs, with the selected node in view.
   useLayoutEffect(() => {
     setCursor(null);
-    let to = atFirst(arranged, room(), arranged.nodes[0] ?? null);
+    let to = initialViewport(arranged, room(), arranged.nodes[0] ?? null);
     if (selected !== null) to = reveal(to, arranged.nodes[selected], sizes[selected], room());
     place(to);
   }, [drawing]);
@@ -65,10 +65,10 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   }, [selected]);
 
   useEffect(() => {
-    hold.current = (what) => {
+    zoomAction.current = (what) => {
       const { width, height } = room();
       if (what === "fit") place(fit(arranged, { width, height }));
-      else place(within(zoom(look.current, what === "in" ? STEP : 1 / STEP, { x: width / 2, y: height / 2 }), arranged, room()));
+      else place(keepVisible(zoom(look.current, what === "in" ? ZOOM_STEP : 1 / ZOOM_STEP, { x: width / 2, y: height / 2 }), arranged, room()));
     };
     const element = view.current!;
     const onWheel = (event: WheelEvent): void => {
@@ -76,16 +76,16 @@ export function Graph({ store, drawing, colours, hold }: Props) {
       event.preventDefault();
       const box = element.getBoundingClientRect();
       const factor = Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.008);
-      place(within(zoom(look.current, factor, { x: event.clientX - box.left, y: event.clientY - box.top }), arranged, room()));
+      place(keepVisible(zoom(look.current, factor, { x: event.clientX - box.left, y: event.clientY - box.top }), arranged, room()));
     };
     element.addEventListener("wheel", onWheel, { passive: false });
     return () => element.removeEventListener("wheel", onWheel);
-  }, [arranged, place, hold]);
+  }, [arranged, place, zoomAction]);
 
   // A frame only writes the colours: rendering 200 nodes for each frame would block the page.
   useEffect(() => {
     const nodes = [...moved.current!.querySelectorAll<HTMLElement>(".nni-flow-module")];
-    return effect(() => paint(nodes, colours.value, store.flow.figure.value === "NaN and Inf"));
+    return effect(() => paintNodes(nodes, colours.value, store.flow.figure.value === "NaN and Inf"));
   }, [drawing, colours, store]);
 
   const point = (target: EventTarget | null): void => {
@@ -100,7 +100,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   const choose = (number: number): void => {
     const { role, site } = flow.nodes[number];
     setCursor(number);
-    if (role === "module") pick(store, site);
+    if (role === "module") selectNode(store, site);
     else if (role === "outside") store.select(site);
   };
   const enter = (number: number): void => {
@@ -116,7 +116,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   const onKeyDown = (event: KeyboardEvent): void => {
     const at = numberAt(event.target);
     if (at === null || event.ctrlKey || event.metaKey || event.altKey) return;
-    const to = stepTo(event.key, at, flow, arranged, along);
+    const to = nextNode(event.key, at, flow, arranged, along);
     const node = flow.nodes[at];
     if (to !== null) {
       choose(to);
@@ -134,7 +134,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     const sites = store.sites.peek();
     const index = sites?.byKey.get(flow.site);
     const parent = sites && index !== undefined ? sites.list[index].parent : -1;
-    if (sites && parent >= 0) leave(store, sites.list[parent].key);
+    if (sites && parent >= 0) showOuterFlow(store, sites.list[parent].key);
   };
 
   const onPointerDown = (event: PointerEvent): void => {
@@ -144,10 +144,10 @@ export function Graph({ store, drawing, colours, hold }: Props) {
     const held = drag.current;
     if (!held || held.id !== event.pointerId || (event.buttons & 1) === 0) return;
     const [dx, dy] = [event.clientX - held.x, event.clientY - held.y];
-    if (!held.moved && Math.hypot(dx, dy) < DRAG) return;
+    if (!held.moved && Math.hypot(dx, dy) < DRAG_PIXELS) return;
     if (!held.moved) view.current!.setPointerCapture(event.pointerId);
     held.moved = true;
-    place(within({ ...held.from, x: held.from.x + dx, y: held.from.y + dy }, arranged, room()));
+    place(keepVisible({ ...held.from, x: held.from.x + dx, y: held.from.y + dy }, arranged, room()));
   };
   const onClick = (event: MouseEvent): void => {
     const number = numberAt(event.target);
@@ -195,7 +195,7 @@ export function Graph({ store, drawing, colours, hold }: Props) {
   );
 }
 
-function paint(nodes: readonly HTMLElement[], { shares, values }: Coloured, alarm: boolean): void {
+function paintNodes(nodes: readonly HTMLElement[], { shares, values }: ColourScale, alarm: boolean): void {
   for (const node of nodes) {
     const key = node.dataset["site"]!;
     const share = shares.get(key);

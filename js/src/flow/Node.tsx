@@ -5,12 +5,11 @@ import { sparkline } from "../kernel/decode";
 import type { FlowNode } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { Badge, Perturbed } from "../ui/Badge";
+import { Badge, PerturbedBadge } from "../ui/Badge";
 import { shortType } from "../ui/format";
 import { memo } from "../ui/memo";
-import { ids } from "../ui/testids";
 import type { Point, Size } from "./layout/arrange";
-import { given, inWords, marks } from "./layout/sizes";
+import { subtitle, callNotes, callMarks } from "./layout/sizes";
 
 interface Props {
   store: Store;
@@ -24,14 +23,14 @@ interface Props {
   tab: boolean;
 }
 
-export function titleOf(node: FlowNode): string {
+export function nodeTitle(node: FlowNode): string {
   return node.role === "module" ? label(node.site) : node.name;
 }
 
 /** Rendered again only if one of its own properties changes. */
-export const Node = memo(One);
+export const Node = memo(NodeView);
 
-function One({ store, node, number, place, size, feeds, selected, tab }: Props) {
+function NodeView({ store, node, number, place, size, feeds, selected, tab }: Props) {
   const index = node.site !== "" || node.role === "module" ? (store.sites.value?.byKey.get(node.site) ?? -1) : -1;
   const style = {
     left: `${place.x - size.width / 2}px`,
@@ -39,7 +38,7 @@ function One({ store, node, number, place, size, feeds, selected, tab }: Props) 
     width: `${size.width}px`,
     height: `${size.height}px`,
   };
-  const said = describe(node, feeds);
+  const said = nodeDescription(node, feeds);
   if (node.role === "join") return <div class="nni-flow-join" style={style} aria-hidden="true" title={said} data-role="join" />;
   const module = node.role === "module";
   const on = module ? store.perturbed.value.get(node.site) : undefined;
@@ -58,7 +57,7 @@ function One({ store, node, number, place, size, feeds, selected, tab }: Props) 
       aria-label={`${said}${on ? ", perturbed" : ""}`}
       aria-pressed={module ? selected : undefined}
       title={said}
-      data-testid={ids.flowNode}
+      data-testid="nni-flow-node"
       data-role={node.role}
       data-site={node.site}
       data-number={number}
@@ -66,29 +65,29 @@ function One({ store, node, number, place, size, feeds, selected, tab }: Props) 
       <span class="nni-flow-line">
         <span class="nni-flow-name">{node.name}</span>
         {module && <Alarm store={store} index={index} />}
-        <Perturbed on={on} />
-        {marks(node).map((mark) => (
+        <PerturbedBadge on={on} />
+        {callMarks(node).map((mark) => (
           <Badge key={mark} sign={mark} title={said}>
             {mark}
           </Badge>
         ))}
       </span>
       <span class="nni-flow-line nni-flow-below">
-        <span class="nni-flow-kind">{module ? node.kind : given(node)}</span>
+        <span class="nni-flow-kind">{module ? node.kind : subtitle(node)}</span>
         {module && <Spark store={store} index={index} />}
       </span>
     </div>
   );
 }
 
-function describe(node: FlowNode, feeds: string): string {
-  const parts = [titleOf(node), node.kind, shortType(node.output), ...inWords(node)];
+function nodeDescription(node: FlowNode, feeds: string): string {
+  const parts = [nodeTitle(node), node.kind, shortType(node.output), ...callNotes(node)];
   if (feeds !== "") parts.push(`feeds ${feeds}`);
   return parts.filter(Boolean).join(", ");
 }
 
 function Alarm({ store, index }: { store: Store; index: number }) {
-  const bad = ((store.bad.value[index] ?? 0) & 1) !== 0;
+  const bad = ((store.notFinite.value[index] ?? 0) & 1) !== 0;
   if (!bad) return null;
   return (
     <Badge look="bad" sign="NaN" title="Has NaN or infinite values">

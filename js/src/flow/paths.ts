@@ -1,7 +1,7 @@
 // Nodes along edges, and edges as SVG paths. Invariant: pure; a join is not a stop on the way: an
 // edge into a join leads to the nodes that receive the joined value.
 import type { Flow } from "../kernel/protocol";
-import type { Arranged, Point } from "./layout/arrange";
+import type { FlowLayout, Point } from "./layout/arrange";
 
 interface Neighbours {
   readonly next: readonly (readonly number[])[];
@@ -30,7 +30,7 @@ export function neighbours(flow: Flow): Neighbours {
 }
 
 /** The node that an arrow key leads to: along the edges, or to a neighbour. */
-export function stepTo(key: string, from: number, flow: Flow, arranged: Arranged, along: Neighbours): number | null {
+export function nextNode(key: string, from: number, flow: Flow, arranged: FlowLayout, along: Neighbours): number | null {
   const here = arranged.nodes[from];
   const nearest = (found: readonly number[], distance: (p: Point) => number): number | null =>
     found.reduce<number | null>((best, i) => {
@@ -57,7 +57,7 @@ export function stepTo(key: string, from: number, flow: Flow, arranged: Arranged
 }
 
 /** A smooth line through an edge's points. */
-export function line(points: readonly Point[]): string {
+export function edgeLine(points: readonly Point[]): string {
   const [first, ...rest] = points;
   if (!first || rest.length === 0) return "";
   const at = (p: Point): string => `${p.x.toFixed(1)} ${p.y.toFixed(1)}`;
@@ -68,7 +68,7 @@ export function line(points: readonly Point[]): string {
 }
 
 /** The arrow's head at an edge's end. */
-export function head(points: readonly Point[], size = 6): string {
+export function arrowHead(points: readonly Point[], size = 6): string {
   const [from, tip] = points.slice(-2);
   if (!from || !tip) return "";
   const length = Math.hypot(tip.x - from.x, tip.y - from.y) || 1;

@@ -3,23 +3,23 @@
 // request changes nothing. A click in the graph selects and stays; a selection made elsewhere moves
 // the scope to the selected module, or for a leaf to the module around it.
 import { batch, computed, signal } from "@preact/signals";
-import type { Ask } from "../kernel/bridge";
+import type { KernelRequest } from "../kernel/bridge";
 import type { Flow, LayoutLibrary } from "../kernel/protocol";
 import { label, type Sites } from "../kernel/sites";
-import type { Figure } from "./figures";
-import type { Arranged } from "./layout/arrange";
+import type { Colouring } from "./colouring";
+import type { FlowLayout } from "./layout/arrange";
 import { makeArranger, type Arranger } from "./layout/arranger";
 import { linksOf, sizeOf } from "./layout/sizes";
 
 /** The parts of the store and the bridge that it needs. */
-interface Surroundings {
+interface Dependencies {
   sites(): Sites | null;
-  ask(request: Ask, settle: (error: string | null) => void): void;
+  ask(request: KernelRequest, settle: (error: string | null) => void): void;
 }
 
 export interface Drawing {
   readonly flow: Flow;
-  readonly arranged: Arranged;
+  readonly arranged: FlowLayout;
 }
 
 export class FlowState {
@@ -28,7 +28,7 @@ export class FlowState {
   readonly drawing = signal<Drawing | null>(null);
   /** Why there is no drawing. */
   readonly problem = signal("");
-  readonly figure = signal<Figure>("none");
+  readonly figure = signal<Colouring>("none");
   /** The site whose figure is shown: under the pointer, or focused. */
   readonly pointed = signal<string | null>(null);
   /** Site key -> its node's number in the drawing; a newer flow has other numbers until it is laid out. */
@@ -42,21 +42,21 @@ export class FlowState {
 
   private wanted: { site: string; layout: number } | null = null;
   private picked: string | null = null;
-  private followed: string | null = null;
+  private lastSelected: string | null = null;
   private arranger: Arranger | null = null;
-  private asking = false;
+  private libraryRequested = false;
 
   constructor(
-    private readonly around: Surroundings,
-    private readonly make: (source: BlobPart) => Arranger = makeArranger,
+    private readonly deps: Dependencies,
+    private readonly createArranger: (source: BlobPart) => Arranger = makeArranger,
   ) {}
 
   /** Follow a change of the selection or of the layout. */
   follow(selected: string | null): void {
-    const sites = this.around.sites();
+    const sites = this.deps.sites();
     if (!sites || selected === null) return;
-    const moved = selected !== this.followed;
-    this.followed = selected;
+    const moved = selected !== this.lastSelected;
+    this.lastSelected = selected;
     const scope = this.scope.peek();
     const stays = scope !== null && sites.byKey.has(scope) && (!moved || selected === this.picked);
     this.show(stays ? scope : scopeOf(sites, selected));
@@ -69,13 +69,13 @@ export class FlowState {
 
   /** Go to a module's flow, inwards or outwards. */
   show(site: string): void {
-    const layout = this.around.sites()?.id;
+    const layout = this.deps.sites()?.id;
     if (layout === undefined) return;
     if (this.wanted?.site === site && this.wanted.layout === layout) return;
     const wanted = { site, layout };
     this.wanted = wanted;
     this.scope.value = site;
-    this.around.ask({ type: "show_flow", site }, (error) => {
+    this.deps.ask({ type: "show_flow", site }, (error) => {
       if (!error || this.wanted !== wanted) return;
       this.wanted = null; // so that it can be requested again
       this.problem.value = `The flow of ${label(site)} could not be loaded: ${error}`;
@@ -83,21 +83,21 @@ export class FlowState {
   }
 
   takeFlow(message: Flow): void {
-    if (message.site !== this.wanted?.site || message.layout !== this.around.sites()?.id) return;
+    if (message.site !== this.wanted?.site || message.layout !== this.deps.sites()?.id) return;
     batch(() => {
       this.flow.value = message;
       this.problem.value = "";
     });
-    if (this.arranger) this.lay(message, this.arranger);
+    if (this.arranger) this.layOut(message, this.arranger);
     else this.getLibrary();
   }
 
   takeLibrary(_message: LayoutLibrary, buffer: DataView | undefined): void {
     if (this.arranger || !buffer) return;
     const copy = new Uint8Array(new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength));
-    this.arranger = this.make(copy);
+    this.arranger = this.createArranger(copy);
     const flow = this.flow.peek();
-    if (flow) this.lay(flow, this.arranger);
+    if (flow) this.layOut(flow, this.arranger);
   }
 
   close(): void {
@@ -105,15 +105,15 @@ export class FlowState {
   }
 
   private getLibrary(): void {
-    if (this.asking) return;
-    this.asking = true;
-    this.around.ask({ type: "get_layout_library" }, (error) => {
-      this.asking = false;
+    if (this.libraryRequested) return;
+    this.libraryRequested = true;
+    this.deps.ask({ type: "get_layout_library" }, (error) => {
+      this.libraryRequested = false;
       if (error) this.problem.value = `The layout library could not be loaded: ${error}`;
     });
   }
 
-  private lay(flow: Flow, arranger: Arranger): void {
+  private layOut(flow: Flow, arranger: Arranger): void {
     arranger.arrange(flow.nodes.map(sizeOf), linksOf(flow)).then(
       (arranged) => {
         if (this.flow.peek() === flow) this.drawing.value = { flow, arranged };

@@ -1,7 +1,6 @@
 // Catches an exception of its children and shows its text, with a way to try again.
 // Invariant: never an empty output.
 import { Component, type ComponentChildren } from "preact";
-import { ids } from "../ui/testids";
 
 interface Props {
   name: string;
@@ -20,7 +19,7 @@ export class Boundary extends Component<Props, { failure: string | null }> {
     const { failure } = this.state;
     if (failure === null) return this.props.children;
     return (
-      <div class="nni-failure" role="alert" data-testid={ids.error}>
+      <div class="nni-failure" role="alert" data-testid="nni-error">
         <span>
           Could not draw {this.props.name}: {failure}
         </span>

@@ -4,7 +4,7 @@
 import type { Signal } from "@preact/signals";
 import { useRef } from "preact/hooks";
 
-const BY = 24;
+const KEY_PIXELS = 24;
 
 interface Props {
   /** What is resized, in words. */
@@ -16,22 +16,22 @@ interface Props {
   /** Whether the parts stand side by side. */
   sideways: boolean;
   /** The selector of the part that is resized, the least size of it, and of the parts behind it. */
-  of: string;
-  least: number;
-  rest: number;
+  part: string;
+  leastSize: number;
+  leastRest: number;
 }
 
-export function Split({ label, testid, sizes, name, sideways, of, least, rest }: Props) {
+export function Split({ label, testid, sizes, name, sideways, part, leastSize, leastRest }: Props) {
   const bar = useRef<HTMLDivElement>(null);
   const from = useRef<{ at: number; size: number } | null>(null);
   const measure = (): { size: number; most: number } => {
     const body = bar.current!.parentElement!;
-    const [part, around, own] = [body.querySelector(of)!, body, bar.current!].map((one) => one.getBoundingClientRect());
-    const [size, end, start, thick] = sideways ? [part.width, around.right, part.left, own.width] : [part.height, around.bottom, part.top, own.height];
-    return { size, most: Math.max(end - start - thick - rest, least) };
+    const [resized, around, own] = [body.querySelector(part)!, body, bar.current!].map((one) => one.getBoundingClientRect());
+    const [size, end, start, thick] = sideways ? [resized.width, around.right, resized.left, own.width] : [resized.height, around.bottom, resized.top, own.height];
+    return { size, most: Math.max(end - start - thick - leastRest, leastSize) };
   };
   const resize = (to: number, most: number): void => {
-    sizes.value = { ...sizes.value, [name]: Math.round(Math.min(Math.max(to, least), most)) };
+    sizes.value = { ...sizes.value, [name]: Math.round(Math.min(Math.max(to, leastSize), most)) };
   };
   const reset = (): void => {
     sizes.value = Object.fromEntries(Object.entries(sizes.value).filter(([one]) => one !== name));
@@ -60,7 +60,7 @@ export function Split({ label, testid, sizes, name, sideways, of, least, rest }:
       onPointerCancel={() => (from.current = null)}
       onDblClick={reset}
       onKeyDown={(event) => {
-        const by = { [sideways ? "ArrowLeft" : "ArrowUp"]: -BY, [sideways ? "ArrowRight" : "ArrowDown"]: BY }[event.key];
+        const by = { [sideways ? "ArrowLeft" : "ArrowUp"]: -KEY_PIXELS, [sideways ? "ArrowRight" : "ArrowDown"]: KEY_PIXELS }[event.key];
         if (by === undefined && event.key !== "Enter") return;
         event.preventDefault();
         event.stopPropagation();

@@ -3,19 +3,19 @@
 // views of one inspector may differ; styles use the same bounds (`@container nni-view`).
 import type { RefObject } from "preact";
 import { useLayoutEffect, useState } from "preact/hooks";
-import { onSize } from "../ui/size";
+import { observeSize } from "../ui/observeSize";
 
 export type Layout = "narrow" | "medium" | "side" | "wide";
 
 /** The least width of each in pixels, widest first. */
-const FROM: readonly (readonly [number, Layout])[] = [
+const LEAST_WIDTHS: readonly (readonly [number, Layout])[] = [
   [1200, "wide"],
   [800, "side"],
   [560, "medium"],
 ];
 
 export function layoutOf(width: number): Layout {
-  return FROM.find(([least]) => width >= least)?.[1] ?? "narrow";
+  return LEAST_WIDTHS.find(([least]) => width >= least)?.[1] ?? "narrow";
 }
 
 /** Whether the tree stands above the detail. */
@@ -26,7 +26,7 @@ export function useLayout(element: RefObject<HTMLElement>): Layout {
   const [layout, set] = useState<Layout>("narrow");
   useLayoutEffect(() => {
     const box = element.current!;
-    return onSize(box, () => set(layoutOf(box.clientWidth)));
+    return observeSize(box, () => set(layoutOf(box.clientWidth)));
   }, [element]);
   return layout;
 }

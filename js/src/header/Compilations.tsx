@@ -1,14 +1,14 @@
 // What was compiled, and why: the functions of the user, newest first, and how much the rest took.
 // Invariant: it asks when it is opened, and again while the count that stands above it grows.
-import { useLook } from "../kernel/looks";
+import { useSiteQuery } from "../kernel/queries";
 import type { CompilationRow } from "../kernel/protocol";
-import { Python } from "../python/Python";
+import { PythonLine } from "../python/PythonLine";
 import type { Store } from "../store";
 import { count, seconds } from "../ui/format";
 
 export function Compilations({ store }: { store: Store }) {
-  useLook(store.looks, "compilations", "", store.state.value?.cost?.compilations ?? 0);
-  const seen = store.looks.compilations.value;
+  useSiteQuery(store.queries, "compilations", "", store.state.value?.cost?.compilations ?? 0);
+  const seen = store.queries.compilations.value;
   if (!seen?.data) return <p class="nni-faint nni-small">{seen?.error ? seen.error : "Asking the kernel …"}</p>;
   const { rows, more, operations, inspector } = seen.data;
   return (
@@ -24,7 +24,7 @@ export function Compilations({ store }: { store: Store }) {
         {count(operations)} operations outside jitted functions took {seconds(seen.data.operation_seconds)}, and {count(inspector)} programs of the inspector{" "}
         {seconds(seen.data.inspector_seconds)}.
       </p>
-      <Python text="insp.compilations" />
+      <PythonLine text="insp.compilations" />
     </div>
   );
 }
@@ -35,11 +35,11 @@ function Row({ row }: { row: CompilationRow }) {
       <b title={row.defined}>{row.function}</b> {row.step !== null && `at step ${row.step}`} <span class="nni-faint">{seconds(row.seconds)}</span>
       <div>{row.why}</div>
       <div class="nni-faint nni-small nni-path" title={row.called || row.defined}>
-        {short(row.called || row.defined)}
+        {fileName(row.called || row.defined)}
       </div>
     </li>
   );
 }
 
 /** A file and line without the folders. */
-const short = (place: string): string => place.slice(Math.max(place.lastIndexOf("/"), place.lastIndexOf("\\")) + 1);
+const fileName = (place: string): string => place.slice(Math.max(place.lastIndexOf("/"), place.lastIndexOf("\\")) + 1);

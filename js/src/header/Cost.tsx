@@ -1,7 +1,6 @@
 // The cost of inspection, even when it is high, in the menu of the top line.
 import type { Cost as Costs } from "../kernel/protocol";
 import { NOT_MEASURED, bytes, count, seconds } from "../ui/format";
-import { ids } from "../ui/testids";
 
 export function Cost({ cost }: { cost: Costs }) {
   const { plain_seconds: plain, inspected_seconds: inspected } = cost;
@@ -12,7 +11,7 @@ export function Cost({ cost }: { cost: Costs }) {
   ] as const;
   const ratio = plain && inspected ? `${(inspected / plain).toFixed(2)}×` : NOT_MEASURED;
   return (
-    <dl class="nni-cost" data-testid={ids.cost} aria-label="Cost of inspection">
+    <dl class="nni-cost" data-testid="nni-cost" aria-label="Cost of inspection">
       {waits.map(([what, time]) => (
         <Item key={what} name={`waited for ${what}`} value={seconds(time)} hint="Until the first was ready, with its compilation" />
       ))}
@@ -28,7 +27,7 @@ export function Cost({ cost }: { cost: Costs }) {
         name="compiled"
         value={count(cost.compilations)}
         hint="Programs that JAX has compiled in this kernel since the inspector was made, including those of your own code. Switching or tuning a perturbation adds none."
-        exactly={[ids.compilations, cost.compilations]}
+        exactly={["nni-compilations", cost.compilations]}
       />
       <Item name="sent" value={bytes(cost.bytes_sent)} hint={`${count(cost.bytes_sent)} bytes sent from the kernel to this page so far`} />
       <Item

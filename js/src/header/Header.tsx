@@ -8,8 +8,7 @@ import type { State } from "../kernel/protocol";
 import type { Store } from "../store";
 import { Badge } from "../ui/Badge";
 import { NOT_MEASURED, real } from "../ui/format";
-import { More } from "../ui/More";
-import { ids } from "../ui/testids";
+import { Menu } from "../ui/Menu";
 import { Compilations } from "./Compilations";
 import { Cost } from "./Cost";
 import { RunProgress } from "./RunProgress";
@@ -23,7 +22,7 @@ interface Props {
 }
 
 /** How a change on the screen reaches a loop. */
-const LISTENING: Readonly<Record<State["listening"], string>> = {
+const LISTENING_TEXTS: Readonly<Record<State["listening"], string>> = {
   during: "Changes act at the next step, even while a cell runs.",
   steps: "Changes act at the next step of a loop that is watched, even while its cell runs. In any other cell they act when it has ended.",
   thread: "Changes act at the next step: the loop runs in a thread of its own.",
@@ -42,38 +41,38 @@ export function Header({ store, bridge, open, setOpen }: Props) {
       </strong>
       <RunProgress store={store} />
       {state?.training_perturbed && (
-        <Badge look="on" sign="◆" role="status" title="Training is perturbed: a perturbation acts on the real step, and hence on what the model learns" testid={ids.trainingPerturbed}>
+        <Badge look="on" sign="◆" role="status" title="Training is perturbed: a perturbation acts on the real step, and hence on what the model learns" testid="nni-training-perturbed">
           training is perturbed
         </Badge>
       )}
       <span class="nni-grow" />
       <FindingsButton store={store} open={open} setOpen={setOpen} />
-      {store.replay.value === "" && state && !state.closed && (
-        <button type="button" class="nni-icon nni-open-beside" aria-label="Open beside the notebook" title="Open beside the notebook" data-testid={ids.openBeside} onClick={() => store.openBeside()}>
+      {store.replayNote.value === "" && state && !state.closed && (
+        <button type="button" class="nni-icon nni-open-beside" aria-label="Open beside the notebook" title="Open beside the notebook" data-testid="nni-open-beside" onClick={() => store.openBeside()}>
           ◨
         </button>
       )}
       {state && (
-        <More label="More: cost of inspection, speed" testid={ids.menu}>
-          <p class="nni-more-line">
+        <Menu label="More: cost of inspection, speed" testid="nni-menu">
+          <p class="nni-menu-line">
             <span>Speed</span>
             <b>{rate === null ? NOT_MEASURED : `${real(Number(rate.toPrecision(3)))} steps/s`}</b>
           </p>
           {state.cost && <Cost cost={state.cost} />}
-          {state.cost && store.replay.value === "" && <Why store={store} />}
-          {bridge.settled.value && store.replay.value === "" && (
-            <p class="nni-faint" data-testid={ids.listening} data-value={state.listening}>
-              {LISTENING[state.listening]}
+          {state.cost && store.replayNote.value === "" && <CompilationsMenu store={store} />}
+          {bridge.settled.value && store.replayNote.value === "" && (
+            <p class="nni-faint" data-testid="nni-listening" data-value={state.listening}>
+              {LISTENING_TEXTS[state.listening]}
             </p>
           )}
-        </More>
+        </Menu>
       )}
     </header>
   );
 }
 
 /** What was compiled and why, which is asked for once it is opened. */
-function Why({ store }: { store: Store }) {
+function CompilationsMenu({ store }: { store: Store }) {
   const [open, setOpen] = useState(false);
   return (
     <details onToggle={(event) => setOpen(event.currentTarget.open)}>

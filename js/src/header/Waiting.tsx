@@ -2,7 +2,6 @@
 // Invariant: the seconds go on while the kernel is busy; a screen reader hears the words once.
 import { useEffect, useState } from "preact/hooks";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
 
 export function Waiting({ store, before = "" }: { store: Store; before?: string }) {
   const waiting = store.waiting.value;
@@ -17,7 +16,7 @@ export function Waiting({ store, before = "" }: { store: Store; before?: string 
     <span>
       {before}
       {waiting.map(({ what, since }, i) => (
-        <span key={what} data-testid={ids.waiting} data-value={what}>
+        <span key={what} data-testid="nni-waiting" data-value={what}>
           {i > 0 ? "; " : before && ": "}
           {what}
           <span aria-hidden="true">, {Math.max(0, Math.floor((now - since) / 1000))}&nbsp;s</span>

@@ -5,14 +5,13 @@ import { useEffect, useRef } from "preact/hooks";
 import type { Example, Inputs } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count as counted } from "../ui/format";
-import { Pick } from "../ui/Pick";
-import { ids } from "../ui/testids";
-import { nameOf } from "./pictures";
+import { Select } from "../ui/Select";
+import { argumentName } from "./pictures";
 import { Thumbnail } from "./Thumbnail";
 
 const LETTERS = 24;
 const HEIGHT = 40;
-const BATCHES = { run: "the example's batch", step: "the last step's batch" } as const;
+const BATCH_NAMES = { run: "the example's batch", step: "the last step's batch" } as const;
 
 export function Examples({ store }: { store: Store }) {
   const state = store.inputs;
@@ -29,7 +28,7 @@ export function Examples({ store }: { store: Store }) {
   const shown = Math.max(inputs?.pictures?.count ?? 0, inputs?.examples.length ?? 0);
   if (!inputs) return null;
   const problem = inputs.problem !== "" && (
-    <p class="nni-unseen nni-small" data-testid={ids.inputsProblem}>
+    <p class="nni-unseen nni-small" data-testid="nni-inputs-problem">
       {inputs.problem}
     </p>
   );
@@ -43,15 +42,15 @@ export function Examples({ store }: { store: Store }) {
     (row.current?.children[Math.min(Math.max(to, 0), shown - 1)] as HTMLElement | undefined)?.focus();
   };
   return (
-    <section class="nni-examples" aria-label="The batch" data-testid={ids.examples} data-value={chosen}>
-      <Which store={store} inputs={inputs} shown={shown} chosen={chosen} />
+    <section class="nni-examples" aria-label="The batch" data-testid="nni-examples" data-value={chosen}>
+      <BatchLine store={store} inputs={inputs} shown={shown} chosen={chosen} />
       {shown > 0 && (
       <div class="nni-examples-row" role="radiogroup" aria-label="The example that all panels look at" ref={row} onKeyDown={onKeyDown}>
         {Array.from({ length: shown }, (_, i) => {
           const { label = "", prediction = "" } = inputs.examples[i] ?? {};
           const text = state.beginning(inputs.examples[i]?.words ?? [], LETTERS);
           const wrong = label !== "" && prediction !== "" && label !== prediction;
-          const name = [`example ${i}`, classes(inputs.examples[i]), text].filter(Boolean).join(", ");
+          const name = [`example ${i}`, classText(inputs.examples[i]), text].filter(Boolean).join(", ");
           return (
             <button
               key={i}
@@ -61,7 +60,7 @@ export function Examples({ store }: { store: Store }) {
               aria-label={name}
               title={name}
               tabIndex={i === chosen ? 0 : -1}
-              data-testid={ids.example(i)}
+              data-testid={`nni-example-${i}`}
               onClick={() => choose(i)}
             >
               <Thumbnail pictures={inputs.pictures} example={i} height={HEIGHT} />
@@ -80,34 +79,34 @@ export function Examples({ store }: { store: Store }) {
 }
 
 /** The batch by name and size, and the example that is looked at. */
-function Which({ store, inputs, shown, chosen }: { store: Store; inputs: Inputs; shown: number; chosen: number }) {
+function BatchLine({ store, inputs, shown, chosen }: { store: Store; inputs: Inputs; shown: number; chosen: number }) {
   const state = store.inputs;
-  const said = classes(inputs.examples[chosen]);
+  const said = classText(inputs.examples[chosen]);
   const more = inputs.batch - shown;
-  const choices = inputs.other === "" || store.replay.value !== "" || (store.progress.value?.running ?? false) ? [inputs.kind] : ([inputs.kind, inputs.other] as const);
-  const pictures = inputs.pictures && `; ${nameOf(inputs.pictures)} ${inputs.pictures.rows}×${inputs.pictures.columns}, ${inputs.pictures.shown}`;
+  const choices = inputs.other === "" || store.replayNote.value !== "" || (store.progress.value?.running ?? false) ? [inputs.kind] : ([inputs.kind, inputs.other] as const);
+  const pictures = inputs.pictures && `; ${argumentName(inputs.pictures)} ${inputs.pictures.rows}×${inputs.pictures.columns}, ${inputs.pictures.shown}`;
   return (
     <p class="nni-batch nni-faint nni-small" title={[more > 0 && shown > 0 ? `The first ${counted(shown)} are here` : "", pictures ?? ""].filter(Boolean).join("")}>
       {choices.length > 1 ? (
-        <Pick label="The batch that all panels look at" testid={ids.batch} value={inputs.kind} options={choices} word={(one) => BATCHES[one]} choose={(which) => state.chooseBatch(which)} />
+        <Select label="The batch that all panels look at" testid="nni-batch" value={inputs.kind} options={choices} word={(one) => BATCH_NAMES[one]} choose={(which) => state.chooseBatch(which)} />
       ) : (
-        <span>{BATCHES[inputs.kind]}</span>
+        <span>{BATCH_NAMES[inputs.kind]}</span>
       )}{" "}
       of {counted(inputs.batch)} ·{" "}
       {inputs.batch > shown ? (
         <label>
           example{" "}
-          <input type="number" min={0} max={inputs.batch - 1} value={chosen} data-testid={ids.studyExample} onInput={({ currentTarget }) => currentTarget.value !== "" && state.choose(Math.min(Math.max(Math.round(Number(currentTarget.value)), 0), inputs.batch - 1))} />
+          <input type="number" min={0} max={inputs.batch - 1} value={chosen} data-testid="nni-study-example" onInput={({ currentTarget }) => currentTarget.value !== "" && state.choose(Math.min(Math.max(Math.round(Number(currentTarget.value)), 0), inputs.batch - 1))} />
         </label>
       ) : (
         <span>example {chosen}</span>
       )}
-      {said !== "" && <bdi data-testid={ids.exampleSaid}>, {said}</bdi>}
+      {said !== "" && <bdi data-testid="nni-example-said">, {said}</bdi>}
     </p>
   );
 }
 
 /** The label and the prediction of an example in words; "" if neither is known. */
-function classes(one: Example | undefined): string {
+function classText(one: Example | undefined): string {
   return [one?.label && `label ${one.label}`, one?.prediction && `predicted ${one.prediction}`].filter(Boolean).join(", ");
 }

@@ -3,23 +3,23 @@
 // only if square patches of whole pixels cover the picture.
 import type { Pictures } from "../kernel/protocol";
 
-const made = new WeakMap<Pictures, Map<number, HTMLCanvasElement | null>>();
+const canvases = new WeakMap<Pictures, Map<number, HTMLCanvasElement | null>>();
 
 /** The thumbnail of an example; null if there is none. */
 export function thumbnail(pictures: Pictures | null | undefined, example: number): HTMLCanvasElement | null {
   if (!pictures || example < 0 || example >= pictures.count) return null;
-  let known = made.get(pictures);
-  if (!known) made.set(pictures, (known = new Map()));
-  if (!known.has(example)) known.set(example, drawn(pictures, example));
+  let known = canvases.get(pictures);
+  if (!known) canvases.set(pictures, (known = new Map()));
+  if (!known.has(example)) known.set(example, toCanvas(pictures, example));
   return known.get(example)!;
 }
 
-function drawn(pictures: Pictures, example: number): HTMLCanvasElement | null {
+function toCanvas(pictures: Pictures, example: number): HTMLCanvasElement | null {
   const canvas = document.createElement("canvas");
   canvas.width = pictures.width;
   canvas.height = pictures.height;
   const context = canvas.getContext("2d");
-  const pixels = rgbOf(pictures, example);
+  const pixels = rgbaPixels(pictures, example);
   if (!context || !pixels) return null;
   const image = context.createImageData(pictures.width, pictures.height);
   image.data.set(pixels);
@@ -28,15 +28,15 @@ function drawn(pictures: Pictures, example: number): HTMLCanvasElement | null {
 }
 
 /** The argument that holds the pictures, in words. */
-export const nameOf = ({ path }: Pictures): string => (/^\d+$/.test(path) ? `argument ${path}` : path);
+export const argumentName = ({ path }: Pictures): string => (/^\d+$/.test(path) ? `argument ${path}` : path);
 
-const decoded = new WeakMap<Pictures, string>();
+const decodedPixels = new WeakMap<Pictures, string>();
 
 /** The pixels of an example as red, green, blue and 255; null if the message lacks them. */
-export function rgbOf(pictures: Pictures, example: number): Uint8ClampedArray | null {
+export function rgbaPixels(pictures: Pictures, example: number): Uint8ClampedArray | null {
   const { width, height, channels } = pictures;
-  if (!decoded.has(pictures)) decoded.set(pictures, atob(pictures.pixels));
-  const bytes = decoded.get(pictures)!;
+  if (!decodedPixels.has(pictures)) decodedPixels.set(pictures, atob(pictures.pixels));
+  const bytes = decodedPixels.get(pictures)!;
   const size = width * height * channels;
   if ((channels !== 1 && channels !== 3) || bytes.length < (example + 1) * size) return null;
   const out = new Uint8ClampedArray(width * height * 4).fill(255);
@@ -47,7 +47,7 @@ export function rgbOf(pictures: Pictures, example: number): Uint8ClampedArray | 
 }
 
 /** Patches in rows and columns, after `skip` positions that are not patches (a class token). */
-export interface Grid {
+export interface PatchGrid {
   readonly rows: number;
   readonly columns: number;
   readonly skip: number;
@@ -56,7 +56,7 @@ export interface Grid {
 const MOST_SKIPPED = 5;
 
 /** The grid of patches that a number of positions is, if it is one. */
-export function gridOf(pictures: Pictures | null | undefined, positions: number): Grid | null {
+export function toPatchGrid(pictures: Pictures | null | undefined, positions: number): PatchGrid | null {
   if (!pictures) return null;
   for (let skip = 0; skip <= MOST_SKIPPED; skip++) {
     const side = Math.sqrt((pictures.rows * pictures.columns) / (positions - skip));

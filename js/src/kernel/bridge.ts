@@ -5,7 +5,7 @@
 // the comm, and the kernel learns from a hello that came through it that clicks act at any time.
 import { signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { VERSION, type Arrays, type ToBrowser, type ToKernel, type Values } from "./protocol";
-import { toBrowser } from "./versions";
+import { checkVersion } from "./version";
 
 /** The part of anywidget's `model` that is used here. */
 export interface Model {
@@ -18,38 +18,38 @@ export interface Model {
 }
 
 /** Any message to the kernel with a number, and so with a reply; the bridge adds the number. */
-export type Ask = Request<ToKernel>;
-type Request<T> = T extends { readonly id: number } ? Omit<T, "id"> : never;
+export type KernelRequest = WithoutId<ToKernel>;
+type WithoutId<T> = T extends { readonly id: number } ? Omit<T, "id"> : never;
 /** Takes requests: returns the number of each, and calls `settle` once, with a text if it failed. */
 export interface Kernel {
-  ask(request: Ask, settle?: (error: string | null) => void): number;
+  ask(request: KernelRequest, settle?: (error: string | null) => void): number;
   /** How many requests have been without an answer for a while. */
   readonly unanswered?: ReadonlySignal<number>;
 }
 export type ValueMessage = Arrays | Values;
-export type Update = Exclude<ToBrowser, { type: "reply" }>;
+export type UpdateMessage = Exclude<ToBrowser, { type: "reply" }>;
 
 export interface Receiver {
-  receive(message: Update, buffer: DataView | undefined): void;
+  receive(message: UpdateMessage, buffer: DataView | undefined): void;
   /** Report a message that cannot be used; `text` is for the user. */
   refuse(text: string): void;
 }
 
 const HELLO_MS = [0, 300, 1000];
 /** When hello is sent again if nothing has arrived, or changes are heard only after a cell: the subshell may be late. */
-export const AGAIN_MS = [4000, 15_000];
+export const RETRY_MS = [4000, 15_000];
 export const ABSENT_MS = 3000;
 /** The time after control by which the stream is there, unless the host makes no model for it. */
-export const ALONE_MS = 1000;
+export const STREAM_WAIT_MS = 1000;
 /** After how long without an answer a request looks as if it waits, and after how long it is late. */
-export const SOON_MS = 600;
+export const UNANSWERED_MS = 600;
 export const LATE_MS = 10_000;
-const AT_ONCE: ReadonlySet<Ask["type"]> = new Set(["select", "perturb", "set_mask", "adjust", "switch_all", "remove"]);
+const QUICK_REQUESTS: ReadonlySet<KernelRequest["type"]> = new Set(["select", "perturb", "set_mask", "adjust", "switch_all", "remove"]);
 /** How many frames one message acknowledges, and how long one frame waits for another. */
 const ACK_EVERY = 2;
 export const ACK_MS = 50;
 /** The same where a loop reads messages between its steps, ten times a second. */
-export const RARE_MS = 100;
+export const POLLED_ACK_MS = 100;
 export const UNREACHABLE = "this view is not connected to a kernel.";
 
 export class Bridge {
@@ -65,33 +65,33 @@ export class Bridge {
 
   /** The page's own name; randomUUID exists only on secure pages. */
   private readonly page = Math.random().toString(36).slice(2);
-  private readonly waiting = new Map<number, Entry>();
+  private readonly waiting = new Map<number, PendingRequest>();
   private readonly models: Record<"control" | "stream", Model | null> = { control: null, stream: null };
   private timers: Timer[] = [];
   private drawn = 0;
   private acknowledged = 0;
   private acknowledging: Timer | undefined;
   private lastId = 0;
-  private arrivals = 0;
-  private said = 0;
-  private greetings = 0;
+  private messagesReceived = 0;
+  private hellosDue = 0;
+  private hellosSent = 0;
   private listening = "";
-  private heard = false;
+  private lastHelloAnswered = false;
 
   /** Set before a model is attached. */
   receiver!: Receiver;
 
   constructor() {
-    this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
+    this.timers.push(setTimeout(() => this.giveUp(), ABSENT_MS));
   }
 
   attach(role: "control" | "stream", model: Model): void {
     this.models[role] = model;
-    model.on("msg:custom", this.arrived);
+    model.on("msg:custom", this.handleMessage);
     // ipywidgets triggers this when the comm closes, on a kernel restart or when the cell is cleared.
     model.on("comm_live_update", () => this.hello());
     if (this.models.control && this.models.stream) this.hello();
-    else if (role === "control") this.timers.push(setTimeout(() => this.hello(), ALONE_MS));
+    else if (role === "control") this.timers.push(setTimeout(() => this.hello(), STREAM_WAIT_MS));
   }
 
   /** Stops all timers. */
@@ -103,17 +103,17 @@ export class Bridge {
   }
 
   /** Sends a request and returns its id, which the answer will contain. */
-  ask(request: Ask, settle: (error: string | null) => void = () => undefined): number {
+  ask(request: KernelRequest, settle: (error: string | null) => void = () => undefined): number {
     const id = ++this.lastId;
-    const entry: Entry = { settle, counted: [], timers: [], arrivals: this.arrivals };
-    if (AT_ONCE.has(request.type)) entry.timers.push(setTimeout(() => this.overdue(entry, this.unanswered), SOON_MS));
-    entry.timers.push(setTimeout(() => this.overdue(entry, this.late), LATE_MS));
+    const entry: PendingRequest = { settle, counted: [], timers: [], arrivals: this.messagesReceived };
+    if (QUICK_REQUESTS.has(request.type)) entry.timers.push(setTimeout(() => this.countOverdue(entry, this.unanswered), UNANSWERED_MS));
+    entry.timers.push(setTimeout(() => this.countOverdue(entry, this.late), LATE_MS));
     this.waiting.set(id, entry);
     try {
       this.models.control?.send({ ...request, id });
     } catch {
       this.connection.value = "absent";
-      this.replied(id, UNREACHABLE);
+      this.settleRequest(id, UNREACHABLE);
     }
     return id;
   }
@@ -123,11 +123,11 @@ export class Bridge {
     this.drawn = seq;
     const rare = this.listening === "steps";
     if (!rare && seq - this.acknowledged >= ACK_EVERY) return this.acknowledge();
-    this.acknowledging ??= setTimeout(() => this.acknowledge(), rare ? RARE_MS : ACK_MS);
+    this.acknowledging ??= setTimeout(() => this.acknowledge(), rare ? POLLED_ACK_MS : ACK_MS);
   }
 
   /** How the kernel is, as the host of this view says: "busy", "idle", "dead", ...; "" if it does not. */
-  get kernelIs(): string {
+  get kernelStatus(): string {
     const manager = this.models.control?.widget_manager as { kernel?: { status?: unknown } } | undefined;
     const status = manager?.kernel?.status;
     return typeof status === "string" ? status : "";
@@ -153,54 +153,54 @@ export class Bridge {
     this.timers.forEach(clearTimeout);
     this.connection.value = "waiting";
     this.settled.value = false;
-    this.said = 0;
-    this.heard = false;
+    this.hellosDue = 0;
+    this.lastHelloAnswered = false;
     const last = HELLO_MS.length - 1;
     this.timers = HELLO_MS.map((ms, i) =>
       setTimeout(() => {
-        this.said = i + 1;
-        if (i === last || this.connection.value !== "connected") this.greet();
+        this.hellosDue = i + 1;
+        if (i === last || this.connection.value !== "connected") this.sendHello();
       }, ms),
     );
-    for (const ms of AGAIN_MS) {
+    for (const ms of RETRY_MS) {
       const again = (): void => {
-        if (this.listening === "after" || this.connection.value !== "connected") this.greet();
+        if (this.listening === "after" || this.connection.value !== "connected") this.sendHello();
       };
       this.timers.push(setTimeout(again, ms));
     }
-    this.timers.push(setTimeout(() => this.missing(), ABSENT_MS));
+    this.timers.push(setTimeout(() => this.giveUp(), ABSENT_MS));
   }
 
-  private greet(): void {
-    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null, page: this.page, said: ++this.greetings });
+  private sendHello(): void {
+    this.send({ type: "hello", version: VERSION, streams: this.models.stream !== null, page: this.page, said: ++this.hellosSent });
   }
 
-  private missing(): void {
+  private giveUp(): void {
     if (this.connection.value === "waiting") this.connection.value = "absent";
     this.settled.value = true;
   }
 
-  private readonly arrived = (content: unknown, buffers: DataView[] | undefined): void => {
+  private readonly handleMessage = (content: unknown, buffers: DataView[] | undefined): void => {
     this.connection.value = "connected";
-    this.arrivals += 1;
+    this.messagesReceived += 1;
     this.silent.value = false;
     try {
-      const message = toBrowser(content);
+      const message = checkVersion(content);
       if (message.type === "reply") {
-        this.heard ||= message.id === 0 && this.said === HELLO_MS.length;
-        return this.replied(message.id, message.ok ? null : message.error || "It failed.");
+        this.lastHelloAnswered ||= message.id === 0 && this.hellosDue === HELLO_MS.length;
+        return this.settleRequest(message.id, message.ok ? null : message.error || "It failed.");
       }
       this.receiver.receive(message, buffers?.[0]);
       if (message.type === "state") {
         this.listening = message.listening;
-        if (this.heard) this.settled.value = true;
+        if (this.lastHelloAnswered) this.settled.value = true;
       }
     } catch (error) {
       this.receiver.refuse(error instanceof Error ? error.message : String(error));
     }
   };
 
-  private replied(id: number, error: string | null): void {
+  private settleRequest(id: number, error: string | null): void {
     const entry = this.waiting.get(id);
     if (!entry) return; // sent by another view of the same page, or before a reload
     this.waiting.delete(id);
@@ -209,17 +209,17 @@ export class Bridge {
     entry.settle(error);
   }
 
-  private overdue(entry: Entry, count: Signal<number>): void {
+  private countOverdue(entry: PendingRequest, count: Signal<number>): void {
     entry.counted.push(count);
     count.value += 1;
-    if (count === this.late) this.silent.value = this.arrivals === entry.arrivals;
+    if (count === this.late) this.silent.value = this.messagesReceived === entry.arrivals;
   }
 }
 
 type Timer = ReturnType<typeof setTimeout>;
 
 /** A request without an answer: how many messages had arrived before it, and what counts it by now. */
-interface Entry {
+interface PendingRequest {
   readonly settle: (error: string | null) => void;
   readonly arrivals: number;
   readonly timers: Timer[];

@@ -22,7 +22,7 @@ import {
   type UnitFigures,
   type Updates,
 } from "./protocol";
-import { ProtocolError } from "./versions";
+import { ProtocolError } from "./version";
 
 export interface FrameData {
   readonly header: Frame;
@@ -35,15 +35,15 @@ export interface FrameData {
   /** [site, ROW_FIGURES]: read it with `rowFigure`. */
   readonly rows: Float64Array;
   /** The parameters of the selected site. */
-  readonly parameters: readonly ParameterOfFrame[];
+  readonly parameters: readonly ParameterData[];
 }
 
 /** What was measured of a parameter, each by PARAMETER_QUANTITIES; null if it was not. */
-export interface ParameterOfFrame extends FrameParameter {
-  readonly measured: readonly (Measured | null)[];
+export interface ParameterData extends FrameParameter {
+  readonly measured: readonly (SummaryData | null)[];
 }
 
-export interface Measured {
+export interface SummaryData {
   readonly figures: Readonly<Record<Statistic, number>>;
   /** Pairs (bin, count), in no order. */
   readonly pairs: Float64Array;
@@ -91,11 +91,11 @@ export interface CastsData {
   readonly shares: Float64Array;
 }
 
-export type UnitFigure = (typeof UNIT_FIGURES)[number];
+export type UnitStatistic = (typeof UNIT_FIGURES)[number];
 
 export interface UnitsData {
   readonly header: UnitFigures;
-  readonly figures: Readonly<Record<UnitFigure, Float64Array>>;
+  readonly figures: Readonly<Record<UnitStatistic, Float64Array>>;
 }
 
 export const histogramKey = (site: number, quantity: number): string => `${site}/${quantity}`;
@@ -110,7 +110,7 @@ export function statistic(frame: FrameData, site: number, quantity: number, name
 }
 
 /** A figure of the parameters that a row itself holds; NaN if there is none. */
-export function rowFigure(frame: FrameData, site: number, name: (typeof ROW_FIGURES)[number]): number {
+export function rowStatistic(frame: FrameData, site: number, name: (typeof ROW_FIGURES)[number]): number {
   return frame.rows[site * ROW_FIGURES.length + ROW_FIGURES.indexOf(name)];
 }
 
@@ -133,24 +133,24 @@ export function decodeFrame(header: Frame, buffer: DataView | undefined): FrameD
   const [cells, rowCells] = [sites * QUANTITIES.length, sites * ROW_FIGURES.length];
   const reader = new Reader(header.type, buffer, cells * STATISTICS.length + rowCells + own, cells * SPARK + counts);
   const [table, rows] = [reader.floats(cells * STATISTICS.length), reader.floats(rowCells)];
-  const figures = header.parameters.map(({ bytes }) => bytes.map(() => named(STATISTICS, reader.floats(STATISTICS.length))));
-  const parameters: ParameterOfFrame[] = [];
+  const figures = header.parameters.map(({ bytes }) => bytes.map(() => toRecord(STATISTICS, reader.floats(STATISTICS.length))));
+  const parameters: ParameterData[] = [];
   const frame = { header, table, rows, parameters, histograms: new Map<string, Float64Array>(), sparklines: reader.bytes(cells * SPARK) };
   for (const { site, quantity, bytes } of header.histograms) {
     const [low, high] = (["min", "max"] as const).map((name) => statistic(frame, site, quantity, name));
-    frame.histograms.set(histogramKey(site, quantity), pairsOf(reader.bytes(bytes), low, high));
+    frame.histograms.set(histogramKey(site, quantity), decodeCounts(reader.bytes(bytes), low, high));
   }
   header.parameters.forEach((parameter, i) => {
     const measured = parameter.bytes.map((bytes, j) => {
       const of = figures[i][j];
-      return bytes < 0 ? null : { figures: of, pairs: pairsOf(reader.bytes(bytes), of.min, of.max) };
+      return bytes < 0 ? null : { figures: of, pairs: decodeCounts(reader.bytes(bytes), of.min, of.max) };
     });
     parameters.push({ ...parameter, measured });
   });
   return frame;
 }
 
-const FINITE = 0x7f8; // no bin of a nonzero finite value has all of these bits
+const EXPONENT_BITS = 0x7f8; // no bin of a nonzero finite value has all of these bits
 const ZEROS = new Set([0x7f9, 0xff9]);
 const UNSEEN = 0x7fb;
 const LARGEST = 3.4028234663852886e38;
@@ -158,7 +158,7 @@ const LARGEST = 3.4028234663852886e38;
 /** The counts of a summary, as Python keeps them (stats/encoding.py), as pairs (bin, count); zeros
  * are with the subnormals. Counts of a sample are scaled up to all values, which are between `low`
  * and `high`. */
-export function pairsOf(bytes: Uint8Array, low: number, high: number): Float64Array {
+export function decodeCounts(bytes: Uint8Array, low: number, high: number): Float64Array {
   const pairs: number[] = [];
   let [bin, zeros, seen, unseen] = [0, 0, 0, 0];
   for (let at = 0, skips = false; at < bytes.length; ) {
@@ -172,26 +172,26 @@ export function pairsOf(bytes: Uint8Array, low: number, high: number): Float64Ar
       skips = !skips;
       continue;
     }
-    if ((bin & FINITE) !== FINITE) seen += pairs[pairs.push(bin, number) - 1];
+    if ((bin & EXPONENT_BITS) !== EXPONENT_BITS) seen += pairs[pairs.push(bin, number) - 1];
     else if (ZEROS.has(bin)) zeros += number;
     else if (bin === UNSEEN) unseen = number;
     bin += 1;
   }
   const all = 1 + unseen / seen;
   if (seen > 0) for (let i = 1; i < pairs.length; i += 2) pairs[i] *= all;
-  else if (unseen > 0 && low <= high) pairs.push(binOf(low), unseen / 2, binOf(high), unseen / 2);
+  else if (unseen > 0 && low <= high) pairs.push(binOfValue(low), unseen / 2, binOfValue(high), unseen / 2);
   if (zeros > 0) pairs.push(0, zeros);
   return Float64Array.from(pairs);
 }
 
 /** The bin of a finite value: the upper 12 bits of the float32. */
-function binOf(value: number): number {
+function binOfValue(value: number): number {
   const word = new DataView(new ArrayBuffer(4));
   word.setFloat32(0, Math.min(Math.max(value, -LARGEST), LARGEST));
   return word.getUint32(0) >>> 20;
 }
 
-export function sitesOf(frame: FrameData): number {
+export function siteCount(frame: FrameData): number {
   return frame.sparklines.length / (QUANTITIES.length * SPARK);
 }
 
@@ -231,12 +231,12 @@ export function decodeCasts(header: Casts, buffer: DataView | undefined): CastsD
 
 export function decodeUnits(header: UnitFigures, buffer: DataView | undefined): UnitsData {
   const reader = new Reader(header.type, buffer, UNIT_FIGURES.length * header.units);
-  return { header, figures: named(UNIT_FIGURES, UNIT_FIGURES.map(() => reader.floats(header.units))) };
+  return { header, figures: toRecord(UNIT_FIGURES, UNIT_FIGURES.map(() => reader.floats(header.units))) };
 }
 
 const sum = (numbers: readonly number[]): number => numbers.reduce((all, one) => all + one, 0);
 
-function named<K extends string, T>(names: readonly K[], values: ArrayLike<T>): Record<K, T> {
+function toRecord<K extends string, T>(names: readonly K[], values: ArrayLike<T>): Record<K, T> {
   return Object.fromEntries(names.map((name, i) => [name, values[i]])) as Record<K, T>;
 }
 

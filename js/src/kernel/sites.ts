@@ -18,16 +18,16 @@ export interface Sites {
 }
 
 /** The children of every leaf. */
-const NONE: number[] = [];
+const NO_CHILDREN: number[] = [];
 
-export function toSites(layout: Layout): Sites {
-  const children = new Array<number[]>(layout.sites.length).fill(NONE);
+export function indexSites(layout: Layout): Sites {
+  const children = new Array<number[]>(layout.sites.length).fill(NO_CHILDREN);
   const roots: number[] = [];
   const byKey = new Map<string, number>();
   layout.sites.forEach((site, i) => {
     byKey.set(site.key, i);
     if (site.parent >= 0 && site.parent < layout.sites.length && site.parent !== i) {
-      if (children[site.parent] === NONE) children[site.parent] = [i];
+      if (children[site.parent] === NO_CHILDREN) children[site.parent] = [i];
       else children[site.parent].push(i);
     } else roots.push(i);
   });
@@ -42,7 +42,7 @@ export function ancestors(sites: Sites, index: number): string[] {
 }
 
 /** The key of the row that shows a site: its own key, or for a layer or an array without a row that of the whole. */
-export function rowOf(sites: Sites | null, key: string): string | undefined {
+export function rowKey(sites: Sites | null, key: string): string | undefined {
   const whole = withoutArray(key);
   return [key, withoutLayers(key), whole, withoutLayers(whole)].find((one) => sites?.byKey.has(one));
 }
@@ -70,7 +70,7 @@ export const isState = (site: Site | undefined): boolean => site?.kind === "stat
 export const isGroup = (site: Site | undefined): boolean => isState(site) && site!.output === "";
 
 /** What a group is, in words. */
-export const groupWord = (site: Site): string => `${site.kind === "optimizer" ? "" : "a part of "}the optimizer's state`;
+export const groupDescription = (site: Site): string => `${site.kind === "optimizer" ? "" : "a part of "}the optimizer's state`;
 
 /** The readable form of a site's key; the root's key is empty. */
 export function label(key: string): string {

@@ -2,8 +2,7 @@
 // Invariant: nothing is switched off before the button is pressed, because a training may be running.
 import type { Signal } from "@preact/signals";
 import { count } from "../ui/format";
-import { ids } from "../ui/testids";
-import type { Mask } from "./mask";
+import type { Mask } from "./requests";
 
 interface Props {
   mask: Mask;
@@ -25,13 +24,13 @@ export function MaskBar({ mask, what, editing, change }: Props) {
           class="nni-button"
           aria-pressed={now}
           title={`Click or drag over ${what} to switch them off; nothing is compiled`}
-          data-testid={ids.editMask}
+          data-testid="nni-edit-mask"
           onClick={() => (editing.value = !now)}
         >
           Edit mask
         </button>
       )}
-      <span data-testid={ids.unitsOff} data-value={off}>
+      <span data-testid="nni-units-off" data-value={off}>
         {off > 0 ? `${count(off)} of ${count(mask.length)} switched off` : now ? `Click or drag over ${what} to switch them off.` : ""}
       </span>
       {now && (

@@ -2,9 +2,8 @@
 import type { Nnx, NnxAttribute, NnxNode } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
-import { LeftOut } from "./LeftOut";
-import { Reference } from "./Reference";
+import { Truncation } from "./Truncation";
+import { SharedReference } from "./SharedReference";
 
 const DEEPEST = 8;
 
@@ -19,7 +18,7 @@ export function Graphdef({ store, page }: { store: Store; page: Nnx }) {
           <NodeRow key={node.path} store={store} node={node} own={page.site} />
         ))}
       </ul>
-      <LeftOut shown={page.nodes.length} total={page.nodes_total} what="nodes" />
+      <Truncation shown={page.nodes.length} total={page.nodes_total} what="nodes" />
     </section>
   );
 }
@@ -32,7 +31,7 @@ function NodeRow({ store, node, own }: { store: Store; node: NnxNode; own: strin
     <li
       class={marked ? "nni-marked" : undefined}
       style={{ paddingLeft: `${Math.min(node.depth, DEEPEST) * 12 + 2}px` }}
-      data-testid={ids.nnxNode}
+      data-testid="nni-nnx-node"
       data-path={node.path}
     >
       <span class="nni-node-head">
@@ -46,14 +45,14 @@ function NodeRow({ store, node, own }: { store: Store; node: NnxNode; own: strin
           </span>
         )}
         <span class="nni-faint nni-path-text">{node.type}</span>
-        <Reference store={store} shared={node} />
+        <SharedReference store={store} shared={node} />
         {node.first !== null && <span class="nni-faint nni-small nni-path-text">the same as {label(node.first)}</span>}
       </span>
       {node.attributes.length > 0 && (
         <details class="nni-attributes" open={node.depth === 0}>
           <summary title="Static attributes">
-            {[...node.attributes].sort(byWorth).map((a) => (
-              <span key={a.name} class={isDull(a) ? "nni-faint" : undefined}>
+            {[...node.attributes].sort(compareAttributes).map((a) => (
+              <span key={a.name} class={isUninformative(a) ? "nni-faint" : undefined}>
                 {a.name}={a.text}
               </span>
             ))}
@@ -66,5 +65,5 @@ function NodeRow({ store, node, own }: { store: Store; node: NnxNode; own: strin
 }
 
 /** The least informative attributes come last: None, and the functions that the module calls. */
-const isDull = (a: NnxAttribute): boolean => a.text === "None" || a.text === a.name;
-const byWorth = (a: NnxAttribute, b: NnxAttribute): number => Number(isDull(a)) - Number(isDull(b));
+const isUninformative = (a: NnxAttribute): boolean => a.text === "None" || a.text === a.name;
+const compareAttributes = (a: NnxAttribute, b: NnxAttribute): number => Number(isUninformative(a)) - Number(isUninformative(b));

@@ -3,8 +3,7 @@
 import type { Nnx, NnxMode } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
-import { LeftOut } from "./LeftOut";
+import { Truncation } from "./Truncation";
 
 export function ModeList({ store, page }: { store: Store; page: Nnx }) {
   return (
@@ -18,18 +17,18 @@ export function ModeList({ store, page }: { store: Store; page: Nnx }) {
           <ModeRow key={`${mode.module}\n${mode.name}`} store={store} mode={mode} />
         ))}
       </ul>
-      <LeftOut shown={page.modes.length} total={page.modes_total} what="modes" />
+      <Truncation shown={page.modes.length} total={page.modes_total} what="modes" />
     </section>
   );
 }
 
 function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
   const { nnx } = store;
-  const waits = store.replay.value !== "" || nnx.switching.value === `${mode.module}\n${mode.name}`;
+  const waits = store.replayNote.value !== "" || nnx.switching.value === `${mode.module}\n${mode.name}`;
   const name = `${mode.name} of ${label(mode.module)}`;
   const call = `insp.modes.set(${JSON.stringify(mode.module)}, ${mode.name}=...)`;
   return (
-    <li data-testid={ids.nnxMode} data-module={mode.module} data-name={mode.name}>
+    <li data-testid="nni-nnx-mode" data-module={mode.module} data-name={mode.name}>
       {mode.flag ? (
         <button
           type="button"
@@ -60,7 +59,7 @@ function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
       </span>
       <span>
         {mode.switched && (
-          <button type="button" class="nni-button nni-quiet" disabled={waits} onClick={() => nnx.switchMode(mode.module, mode.name, null)}>
+          <button type="button" class="nni-button nni-quiet-button" disabled={waits} onClick={() => nnx.switchMode(mode.module, mode.name, null)}>
             Undo
           </button>
         )}

@@ -4,9 +4,8 @@
 import { useEffect } from "preact/hooks";
 import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
-import { ids } from "../ui/testids";
 import { Graphdef } from "./Graphdef";
-import { Kinds } from "./Kinds";
+import { VariableTypes } from "./VariableTypes";
 import { ModeList } from "./ModeList";
 import { Variables } from "./Variables";
 
@@ -20,7 +19,7 @@ export function NnxPanel({ store, site }: { store: Store; site: Site }) {
   const page = nnx.page.value?.site === site.key ? nnx.page.value : null;
   const error = nnx.error.value?.site === site.key ? nnx.error.value.text : "";
   return (
-    <div class="nni-nnx" data-testid={ids.nnx} data-value={page?.site} aria-busy={nnx.asking.value && !page}>
+    <div class="nni-nnx" data-testid="nni-nnx" data-value={page?.site} aria-busy={nnx.asking.value && !page}>
       {error !== "" && (
         <p class="nni-nnx-error" role="status">
           {error}
@@ -32,7 +31,7 @@ export function NnxPanel({ store, site }: { store: Store; site: Site }) {
           <div class="nni-nnx-sides">
             <Graphdef store={store} page={page} />
             <div class="nni-nnx-side">
-              <Kinds page={page} />
+              <VariableTypes page={page} />
               <ModeList store={store} page={page} />
             </div>
           </div>

@@ -3,11 +3,10 @@
 import type { Nnx, NnxChange, NnxVariable } from "../kernel/protocol";
 import type { Store } from "../store";
 import { NOT_MEASURED, bytes, count, exact, percent, real, shortType } from "../ui/format";
-import { ids } from "../ui/testids";
-import { LeftOut } from "./LeftOut";
-import { Reference } from "./Reference";
+import { Truncation } from "./Truncation";
+import { SharedReference } from "./SharedReference";
 
-const HELD: Readonly<Record<NnxVariable["held"], string>> = {
+const VALUE_KINDS: Readonly<Record<NnxVariable["held"], string>> = {
   array: "",
   traced: "traced",
   deleted: "donated",
@@ -15,7 +14,7 @@ const HELD: Readonly<Record<NnxVariable["held"], string>> = {
   reference: "reference",
   other: "",
 };
-const WHY: Readonly<Record<NnxVariable["held"], string>> = {
+const VALUE_HINTS: Readonly<Record<NnxVariable["held"], string>> = {
   array: "",
   traced: "A tracer: the model is inside a transform that is being traced",
   deleted: "Its array was donated to a running step, or deleted; the step puts a new one here",
@@ -28,7 +27,7 @@ export function Variables({ store, page }: { store: Store; page: Nnx }) {
   const { passed, since } = page;
   return (
     <section aria-label="Variables">
-      <p class="nni-small nni-faint nni-nnx-about" data-testid={ids.nnxSince} data-value={exact(since)}>
+      <p class="nni-small nni-faint nni-nnx-about" data-testid="nni-nnx-since" data-value={exact(since)}>
         {since === null
           ? `“moved”: the values at step ${count(page.step)} are noted; the next look shows how far they moved.`
           : `“moved”: ‖new − old‖ / ‖old‖, ${since === page.step ? "since the last look" : `from step ${count(since)} to step ${count(page.step)}`}.`}
@@ -55,7 +54,7 @@ export function Variables({ store, page }: { store: Store; page: Nnx }) {
           </tbody>
         </table>
       </div>
-      <LeftOut shown={page.variables.length} total={page.variables_total} what="Variables" />
+      <Truncation shown={page.variables.length} total={page.variables_total} what="Variables" />
     </section>
   );
 }
@@ -67,7 +66,7 @@ function VariableRow({ store, page, variable }: { store: Store; page: Nnx; varia
   return (
     <tr
       class={marked ? "nni-marked" : undefined}
-      data-testid={ids.nnxVariable}
+      data-testid="nni-nnx-variable"
       data-path={variable.path}
       data-value={exact(variable.change?.relative)}
     >
@@ -82,16 +81,16 @@ function VariableRow({ store, page, variable }: { store: Store; page: Nnx; varia
               {inner}
             </span>
           )}
-          <Reference store={store} shared={variable} />
+          <SharedReference store={store} shared={variable} />
         </span>
       </th>
       <td title={variable.metadata}>{variable.type || "(array)"}</td>
       <td class="nni-attribute" title={variable.value && `value: ${variable.value}`}>
         <span title={`${variable.dtype} ${variable.shape}`}>{arrayText(variable)}</span>
         {variable.value !== "" && ` = ${variable.value}`}
-        {HELD[variable.held] !== "" && (
-          <span class="nni-held-as" title={WHY[variable.held]}>
-            {HELD[variable.held]}
+        {VALUE_KINDS[variable.held] !== "" && (
+          <span class="nni-value-kind" title={VALUE_HINTS[variable.held]}>
+            {VALUE_KINDS[variable.held]}
           </span>
         )}
       </td>
@@ -100,8 +99,8 @@ function VariableRow({ store, page, variable }: { store: Store; page: Nnx; varia
         {variable.sharding}
         {variable.committed && " ⚓"}
       </td>
-      <Moved change={variable.first === null ? variable.change : null} />
-      {page.passed !== "" && <Moved change={variable.first === null ? variable.passed : null} />}
+      <ChangeCell change={variable.first === null ? variable.change : null} />
+      {page.passed !== "" && <ChangeCell change={variable.first === null ? variable.passed : null} />}
     </tr>
   );
 }
@@ -117,7 +116,7 @@ function committedText({ committed, sharding }: NnxVariable): string {
   return committed ? `${sharding}; committed: it stays there` : `${sharding}; not committed: a computation may move it`;
 }
 
-function Moved({ change }: { change: NnxChange | null }) {
+function ChangeCell({ change }: { change: NnxChange | null }) {
   if (change === null) {
     return (
       <td class="nni-faint" title="Nothing to compare">

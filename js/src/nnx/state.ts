@@ -6,7 +6,7 @@ import { UNREACHABLE, type Kernel } from "../kernel/bridge";
 import type { Nnx } from "../kernel/protocol";
 
 /** The shortest time between two requests, in milliseconds. */
-export const REST_MS = 500;
+export const LEAST_PAUSE_MS = 500;
 
 export class NnxState {
   /** The last answer. */
@@ -19,7 +19,7 @@ export class NnxState {
 
   private wanted: string | null = null;
   private expected = 0;
-  private rest: ReturnType<typeof setTimeout> | undefined;
+  private pauseTimer: ReturnType<typeof setTimeout> | undefined;
   private askedAt = 0;
 
   constructor(private readonly kernel: Kernel) {}
@@ -37,17 +37,17 @@ export class NnxState {
     this.wanted = site;
     const other = this.page.peek() !== null && this.page.peek()!.site !== site;
     if (other) {
-      clearTimeout(this.rest);
-      this.rest = undefined;
+      clearTimeout(this.pauseTimer);
+      this.pauseTimer = undefined;
     }
-    if (!this.asking.peek() && this.rest === undefined) this.send();
+    if (!this.asking.peek() && this.pauseTimer === undefined) this.send();
   }
 
   /** Stop requesting, because the panel is no longer shown. */
   leave(): void {
     this.wanted = null;
-    clearTimeout(this.rest);
-    this.rest = undefined;
+    clearTimeout(this.pauseTimer);
+    this.pauseTimer = undefined;
     this.marked.value = 0;
   }
 
@@ -77,10 +77,10 @@ export class NnxState {
         if (error && error !== UNREACHABLE) this.error.value = { site, text: error };
       });
       const took = performance.now() - this.askedAt;
-      this.rest = setTimeout(() => {
-        this.rest = undefined;
+      this.pauseTimer = setTimeout(() => {
+        this.pauseTimer = undefined;
         this.send();
-      }, Math.max(REST_MS, 2 * took));
+      }, Math.max(LEAST_PAUSE_MS, 2 * took));
     });
     if (failed === undefined) this.expected = id;
   }

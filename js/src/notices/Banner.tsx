@@ -3,10 +3,9 @@ import type { ComponentChildren } from "preact";
 import type { Bridge } from "../kernel/bridge";
 import type { Store } from "../store";
 import { Badge, ORIGINS } from "../ui/Badge";
-import { ids } from "../ui/testids";
 
 /** What can be asked of a run that happens elsewhere, besides its perturbations. */
-function Steering({ store, every }: { store: Store; every: number }) {
+function RunControls({ store, every }: { store: Store; every: number }) {
   return (
     <span class="nni-steering">
       <label>
@@ -15,7 +14,7 @@ function Steering({ store, every }: { store: Store; every: number }) {
           type="number"
           min={1}
           value={every}
-          data-testid={ids.every}
+          data-testid="nni-every"
           onChange={(event) => {
             const wish = Math.round(event.currentTarget.valueAsNumber);
             if (wish >= 1 && wish !== every) store.setEvery(wish);
@@ -23,7 +22,7 @@ function Steering({ store, every }: { store: Store; every: number }) {
         />
         {" steps. "}
       </label>
-      <button type="button" class="nni-button" data-testid={ids.measureNext} onClick={() => store.measureNext()}>
+      <button type="button" class="nni-button" data-testid="nni-measure-next" onClick={() => store.measureNext()}>
         Measure the next step
       </button>
     </span>
@@ -31,27 +30,27 @@ function Steering({ store, every }: { store: Store; every: number }) {
 }
 
 export function Banner({ store, bridge }: { store: Store; bridge: Bridge }) {
-  const text = textOf(store, bridge);
+  const text = bannerText(store, bridge);
   if (!text) return null;
   return (
-    <div class="nni-banner" role="status" data-testid={ids.banner}>
+    <div class="nni-banner" role="status" data-testid="nni-banner">
       {text}
     </div>
   );
 }
 
-function textOf(store: Store, bridge: Bridge): ComponentChildren {
+function bannerText(store: Store, bridge: Bridge): ComponentChildren {
   const connection = bridge.connection.value;
-  const saved = store.replay.value;
+  const saved = store.replayNote.value;
   if (saved) {
     const recorded = store.state.value?.recorded;
-    const origin = store.saved.value ? "saved" : "live";
+    const origin = store.isSaved.value ? "saved" : "live";
     return [
       <Badge key="" look={origin} title={ORIGINS[origin]}>
         {origin}
       </Badge>,
       ` ${saved} `,
-      recorded?.steers ? <Steering key="steering" store={store} every={recorded.every} /> : "Controls that need the model are switched off.",
+      recorded?.steers ? <RunControls key="steering" store={store} every={recorded.every} /> : "Controls that need the model are switched off.",
     ];
   }
   if (store.state.value?.closed) return [<strong key="">This inspector is closed.</strong>, " This is its last state."];

@@ -2,10 +2,9 @@
 // Invariant: every line also gives its level in words, and stays until it is dismissed or solved.
 import type { Bridge } from "../kernel/bridge";
 import { label } from "../kernel/sites";
-import type { Line, Store } from "../store";
-import { ids } from "../ui/testids";
+import type { NoticeLine, Store } from "../store";
 
-const WORDS: Readonly<Record<string, string>> = { error: "Error", warning: "Warning", info: "Note" };
+const LEVEL_NAMES: Readonly<Record<string, string>> = { error: "Error", warning: "Warning", info: "Note" };
 
 export function Notices({ store, bridge }: { store: Store; bridge: Bridge }) {
   const lines = store.notices.value;
@@ -15,31 +14,31 @@ export function Notices({ store, bridge }: { store: Store; bridge: Bridge }) {
   return (
     <div class="nni-notices" aria-live="polite">
       {late && (
-        <div class="nni-notice nni-notice-info" data-testid={ids.notice} data-level="info">
+        <div class="nni-notice nni-notice-info" data-testid="nni-notice" data-level="info">
           <b>Note</b>
-          <span class="nni-notice-text">{bridge.unanswered.value > 0 ? unanswered(bridge.kernelIs, silent, store.waits.value) : "The kernel has not answered yet: it may be compiling, or running a cell."}</span>
+          <span class="nni-notice-text">{bridge.unanswered.value > 0 ? unansweredText(bridge.kernelStatus, silent, store.pendingNote.value) : "The kernel has not answered yet: it may be compiling, or running a cell."}</span>
         </div>
       )}
       {lines.map((line) => (
-        <NoticeLine key={line.id} line={line} store={store} />
+        <NoticeRow key={line.id} line={line} store={store} />
       ))}
     </div>
   );
 }
 
 /** What is known of a kernel that has not answered a click: whether it is busy, or gone. */
-function unanswered(kernel: string, silent: boolean, waits: string): string {
+function unansweredText(kernel: string, silent: boolean, waits: string): string {
   if (["dead", "terminating"].includes(kernel)) return "The kernel is dead. Restart it, and run the cells again.";
   if (kernel === "idle") return "The kernel does not answer, although no cell runs. Restart it if this stays so.";
   if (kernel === "busy" || !silent) return `The kernel is busy and has not answered yet.${waits && ` What you have clicked ${waits}.`}`;
   return "Nothing has come from the kernel since your click. If no cell is running, the kernel may be dead.";
 }
 
-function NoticeLine({ line, store }: { line: Line; store: Store }) {
-  const level = line.level in WORDS ? line.level : "info";
+function NoticeRow({ line, store }: { line: NoticeLine; store: Store }) {
+  const level = line.level in LEVEL_NAMES ? line.level : "info";
   return (
-    <div class={`nni-notice nni-notice-${level}`} data-testid={ids.notice} data-level={line.level}>
-      <b>{WORDS[level]}</b>
+    <div class={`nni-notice nni-notice-${level}`} data-testid="nni-notice" data-level={line.level}>
+      <b>{LEVEL_NAMES[level]}</b>
       <span class="nni-notice-text">
         {line.text}
         {line.site !== null && store.sites.value?.byKey.has(line.site) && (

@@ -4,17 +4,17 @@
 import type { Model } from "../kernel/bridge";
 import { VERSION, type Positions, type ShowPositions, type ToKernel } from "../kernel/protocol";
 import { label } from "../kernel/sites";
-import type { Recorded, Message } from "./recording";
+import type { SavedRecording, Message } from "./recording";
 
 export const NEEDS_MODEL = "this is a saved page, without the model. Open the notebook and run it.";
 const NO_VALUES = "This page keeps only the values that were open when it was saved. Open the notebook and run it to read others.";
 const NOT_COMPARED = "This page keeps only the comparisons that were on screen when it was saved.";
 
 type Callback = (content: unknown, buffers: DataView[] | undefined) => void;
-type Answered = { readonly messages: readonly Message[]; readonly error: string };
+type ReplayAnswer = { readonly messages: readonly Message[]; readonly error: string };
 
 /** The two comms of a page: requests on `control` are answered on `stream` and `control`. */
-export function comms(recorded: Recorded): { control: Model; stream: Model } {
+export function replayComms(recorded: SavedRecording): { control: Model; stream: Model } {
   const heard = { control: [] as Callback[], stream: [] as Callback[] };
   const say = (role: "control" | "stream", [header, buffer]: Message): void => {
     for (const callback of heard[role]) callback(header, buffer ? [buffer] : []);
@@ -43,15 +43,15 @@ export class Replay {
   private states = 0;
   private selected: string;
 
-  constructor(private readonly recorded: Recorded) {
+  constructor(private readonly recorded: SavedRecording) {
     this.selected = recorded.state.selected;
   }
 
-  answer(request: Exclude<ToKernel, { type: "ack" }>): Answered {
+  answer(request: Exclude<ToKernel, { type: "ack" }>): ReplayAnswer {
     const { recorded } = this;
     switch (request.type) {
       case "hello":
-        return done([
+        return accept([
           [recorded.layout, undefined],
           ...recorded.kept.map((one): Message => [one, undefined]),
           recorded.passes(),
@@ -59,15 +59,15 @@ export class Replay {
           ...this.site(),
         ]);
       case "select":
-        if (recorded.row(request.site) === undefined) return refused(`there is no site ${request.site}.`);
+        if (recorded.row(request.site) === undefined) return refuse(`there is no site ${request.site}.`);
         this.selected = request.site;
-        return done(this.site());
+        return accept(this.site());
       case "choose_example":
-        return done([]);
+        return accept([]);
       case "show_pass": {
         const at = recorded.indexOf(request.number);
-        if (at < 0) return refused(`Pass ${request.number} is not kept on this page.`);
-        return done([this.frame(at, request.site, true)]);
+        if (at < 0) return refuse(`Pass ${request.number} is not kept on this page.`);
+        return accept([this.frame(at, request.site, true)]);
       }
       case "show_flow":
         return this.kept("flow", request);
@@ -76,13 +76,13 @@ export class Replay {
       case "look":
         return this.kept(request.what, request);
       case "get_layout_library":
-        return done([[{ type: "layout_library", version: VERSION }, recorded.library()]]);
+        return accept([[{ type: "layout_library", version: VERSION }, recorded.library()]]);
       case "show_positions":
         return this.positions(request);
       case "show_values":
         return this.answered("values", JSON.stringify([request.site, request.part, request.clean]), { request: request.id }, NO_VALUES);
       case "read_values": {
-        if (request.exact) return done([]);
+        if (request.exact) return accept([]);
         const index = request.index.map((n, axis) => (request.axes.includes(axis) ? 0 : n));
         const slice = [request.array, index, request.axes, request.norm_over, request.component];
         return this.answered("values", JSON.stringify(slice), { request: request.id }, NO_VALUES);
@@ -105,25 +105,25 @@ export class Replay {
       case "study":
       case "stop_study":
       case "choose_batch":
-        return refused(NEEDS_MODEL);
+        return refuse(NEEDS_MODEL);
     }
   }
 
-  private kept(what: string, { id, site }: { readonly id: number; readonly site: string }): Answered {
+  private kept(what: string, { id, site }: { readonly id: number; readonly site: string }): ReplayAnswer {
     return this.answered(what, site, { id }, `This page does not keep the details of ${label(site)}.`);
   }
   /** The kept answer with this key, which the kernel gave it, or why it was none; `otherwise` if there is none. */
-  private answered(what: string, key: string, number: object, otherwise: string): Answered {
+  private answered(what: string, key: string, number: object, otherwise: string): ReplayAnswer {
     const found = this.recorded.answer(what, key) ?? otherwise;
-    return typeof found === "string" ? refused(found) : done([[{ ...(found[0] as object), ...number }, found[1]]]);
+    return typeof found === "string" ? refuse(found) : accept([[{ ...(found[0] as object), ...number }, found[1]]]);
   }
 
   /** The figures of a text, of the example and unit that were on screen. */
-  private positions(request: ShowPositions): Answered {
+  private positions(request: ShowPositions): ReplayAnswer {
     const found = this.kept("positions", request);
     const header = found.messages[0]?.[0] as Positions | undefined;
     if (!header || (header.example === request.example && header.unit === request.unit)) return found;
-    return refused(`This page keeps the figures of example ${header.example} and unit ${header.unit}.`);
+    return refuse(`This page keeps the figures of example ${header.example} and unit ${header.unit}.`);
   }
 
   /** The messages that change with the selection. */
@@ -141,5 +141,5 @@ export class Replay {
   }
 }
 
-const done = (messages: readonly Message[]): Answered => ({ messages, error: "" });
-const refused = (error: string): Answered => ({ messages: [], error });
+const accept = (messages: readonly Message[]): ReplayAnswer => ({ messages, error: "" });
+const refuse = (error: string): ReplayAnswer => ({ messages: [], error });

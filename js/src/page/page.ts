@@ -1,17 +1,17 @@
 // The entry of page.js: a saved page shows the screen over its own data. Invariant: an error before
 // there is a screen is shown as text in its place.
-import { connected, mount } from "../App";
-import { comms } from "./kernel";
-import { Recorded } from "./recording";
-import { unpacked } from "./unpacked";
+import { connect, mount } from "../App";
+import { replayComms } from "./kernel";
+import { SavedRecording } from "./recording";
+import { gunzip } from "./gzip";
 
-export function show(recorded: Recorded, place: HTMLElement): () => void {
-  const parts = connected();
+export function showRecording(recorded: SavedRecording, place: HTMLElement): () => void {
+  const parts = connect();
   const { store, bridge } = parts;
-  store.replay.value = recorded.note;
-  store.missing.value = recorded.missing;
+  store.replayNote.value = recorded.note;
+  store.missingPanels.value = recorded.missing;
   store.values.part.value = recorded.opened() ?? "output";
-  const { control, stream } = comms(recorded);
+  const { control, stream } = replayComms(recorded);
   bridge.attach("stream", stream);
   bridge.attach("control", control);
   const end = mount(parts, place);
@@ -22,7 +22,7 @@ export function show(recorded: Recorded, place: HTMLElement): () => void {
 }
 
 /** In a saved notebook, the frame around the page follows the theme, and appears with the screen. */
-function obey(host: Window): void {
+function followHost(host: Window): void {
   window.addEventListener("message", ({ source, data }: MessageEvent<unknown>) => {
     if (source !== host || typeof data !== "object" || data === null || !("nniDark" in data)) return;
     const isDark = data.nniDark === true;
@@ -35,9 +35,9 @@ function obey(host: Window): void {
 async function start(place: HTMLElement): Promise<void> {
   place.replaceChildren();
   try {
-    const recorded = new Recorded(await unpacked(document.getElementById("nni-recording")?.textContent ?? ""));
-    show(recorded, place);
-    if (window.parent !== window) obey(window.parent);
+    const recorded = new SavedRecording(await gunzip(document.getElementById("nni-recording")?.textContent ?? ""));
+    showRecording(recorded, place);
+    if (window.parent !== window) followHost(window.parent);
   } catch (error) {
     place.textContent = `This page cannot be shown: ${error instanceof Error ? error.message : String(error)}`;
   }

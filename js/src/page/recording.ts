@@ -2,61 +2,61 @@
 // bytes lie plane by plane. Invariant: data that does not fit its index is a ProtocolError, never a
 // short read; the messages read from it are those that the kernel would have sent.
 import { PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol"; // prettier-ignore
-import { ProtocolError, toBrowser } from "../kernel/versions";
-import type { Part } from "../values/state";
+import { ProtocolError, checkVersion } from "../kernel/version";
+import type { ValuesPart } from "../values/state";
 
 export type Message = readonly [header: unknown, buffer: DataView | undefined];
 
-interface Place {
+interface ArrayPlace {
   readonly at: number;
   readonly count: number;
-  readonly type: keyof typeof KINDS;
+  readonly type: keyof typeof ARRAY_TYPES;
 }
 
-interface Packed {
+interface PackedMessage {
   readonly header: { readonly site?: number; readonly quantity?: number };
   /** Arrays that follow one another as float64 or bytes; empty if there is no buffer. */
-  readonly buffer: readonly Place[];
+  readonly buffer: readonly ArrayPlace[];
 }
 
-interface Shown {
+interface SavedPass {
   readonly number: number;
   readonly step: number;
   readonly perturbed: boolean;
   readonly metrics: Record<string, number | null>;
 }
 
-interface Index {
+interface RecordingIndex {
   readonly version: number;
   readonly note: string;
   readonly layout: Layout;
   readonly state: State;
   readonly kept: readonly unknown[];
-  readonly curves: Packed;
-  readonly passes: Packed;
-  readonly library: Place;
-  readonly histories: readonly Packed[];
-  readonly answers: Readonly<Record<string, readonly (readonly [string, Packed | { readonly error: string }])[]>>;
+  readonly curves: PackedMessage;
+  readonly passes: PackedMessage;
+  readonly library: ArrayPlace;
+  readonly histories: readonly PackedMessage[];
+  readonly answers: Readonly<Record<string, readonly (readonly [string, PackedMessage | { readonly error: string }])[]>>;
   readonly missing?: readonly string[];
-  readonly frames: readonly Shown[];
-  readonly table: Place;
-  readonly sparklines: Place;
-  readonly rows: Place;
+  readonly frames: readonly SavedPass[];
+  readonly table: ArrayPlace;
+  readonly sparklines: ArrayPlace;
+  readonly rows: ArrayPlace;
   /** The parameters of detailed sites, and how many of each of these sites are left out. */
   readonly parameters: readonly { readonly site: number; readonly path: string; readonly name: string }[];
   readonly more: readonly number[];
-  readonly figures: Place;
-  readonly ratios: Place;
+  readonly figures: ArrayPlace;
+  readonly ratios: ArrayPlace;
   readonly detailed: readonly number[];
-  readonly lengths: Place;
-  readonly counts: Place;
+  readonly lengths: ArrayPlace;
+  readonly counts: ArrayPlace;
 }
 
 const NO_HISTOGRAM = 0xffff;
-const OF_PARAMETER = PARAMETER_QUANTITIES.length * STATISTICS.length;
-const KINDS = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array, f8: Float64Array } as const;
+const PARAMETER_WIDTH = PARAMETER_QUANTITIES.length * STATISTICS.length;
+const ARRAY_TYPES = { u1: Uint8Array, u2: Uint16Array, f4: Float32Array, f8: Float64Array } as const;
 
-export class Recorded {
+export class SavedRecording {
   readonly note: string;
   readonly layout: Layout;
   readonly state: State;
@@ -66,10 +66,10 @@ export class Recorded {
   /** The number of passes. */
   readonly count: number;
 
-  private readonly index: Index;
+  private readonly index: RecordingIndex;
   private readonly from: number;
   private readonly rows: ReadonlyMap<string, number>;
-  private readonly answers = new Map<string, Map<string, Packed | { readonly error: string }>>();
+  private readonly answers = new Map<string, Map<string, PackedMessage | { readonly error: string }>>();
   private readonly table: Float64Array;
   private readonly sparklines: Uint8Array;
   private readonly weights: Float64Array;
@@ -85,12 +85,12 @@ export class Recorded {
     if (bytes.length < 4) throw new ProtocolError("The recording is empty.");
     this.from = 4 + view.getUint32(0, true);
     if (this.from > bytes.length) throw new ProtocolError("The recording is cut off.");
-    const index = JSON.parse(new TextDecoder().decode(bytes.subarray(4, this.from))) as Index;
+    const index = JSON.parse(new TextDecoder().decode(bytes.subarray(4, this.from))) as RecordingIndex;
     if (index.version !== VERSION) throw new ProtocolError(`The recording has version ${index.version} of the protocol, this page ${VERSION}.`);
     this.index = index;
     this.note = index.note;
-    this.layout = toBrowser(index.layout) as Layout;
-    this.state = toBrowser(index.state) as State;
+    this.layout = checkVersion(index.layout) as Layout;
+    this.state = checkVersion(index.state) as State;
     this.kept = index.kept;
     this.missing = new Set(index.missing ?? []);
     this.count = index.frames.length;
@@ -99,7 +99,7 @@ export class Recorded {
     const mine = index.parameters.length;
     const pairs = index.detailed.length * QUANTITIES.length + mine * PARAMETER_QUANTITIES.length;
     this.weights = this.numbers(index.rows, this.rows.size * ROW_FIGURES.length * this.count) as Float64Array;
-    this.figures = this.numbers(index.figures, mine * OF_PARAMETER * this.count) as Float64Array;
+    this.figures = this.numbers(index.figures, mine * PARAMETER_WIDTH * this.count) as Float64Array;
     this.ratios = this.numbers(index.ratios, mine * this.count) as Float64Array;
     this.table = this.numbers(index.table, this.rows.size * QUANTITIES.length * STATISTICS.length * this.count) as Float64Array;
     this.sparklines = this.numbers(index.sparklines, this.rows.size * QUANTITIES.length * SPARK * this.count) as Uint8Array;
@@ -121,7 +121,7 @@ export class Recorded {
   }
 
   library(): DataView {
-    return viewOf(this.numbers(this.index.library));
+    return toDataView(this.numbers(this.index.library));
   }
 
   curves(): Message {
@@ -144,9 +144,9 @@ export class Recorded {
   }
 
   /** The part of the selected site whose values were opened last, without perturbations left out. */
-  opened(): Part | undefined {
+  opened(): ValuesPart | undefined {
     const keys = [...(this.answers.get("values")?.keys() ?? [])].map((key): unknown[] => JSON.parse(key) as unknown[]);
-    return keys.findLast(([site, , clean, ...more]) => site === this.state.selected && clean === false && more.length === 0)?.[1] as Part | undefined;
+    return keys.findLast(([site, , clean, ...more]) => site === this.state.selected && clean === false && more.length === 0)?.[1] as ValuesPart | undefined;
   }
 
   /** The frame of a pass, with the histograms of a row. */
@@ -174,7 +174,7 @@ export class Recorded {
       const ratio = this.ratios[i * this.count + at];
       parameters.push({ path, name, update_ratio: Number.isFinite(ratio) ? ratio : null, bytes: counts.map((body) => body?.length ?? -1) });
       bodies.push(...counts.filter((body) => body !== null));
-      for (let j = i * OF_PARAMETER; j < (i + 1) * OF_PARAMETER; j++) floats.push(this.figures[j * this.count + at]);
+      for (let j = i * PARAMETER_WIDTH; j < (i + 1) * PARAMETER_WIDTH; j++) floats.push(this.figures[j * this.count + at]);
     });
     let next = floats.length * 8 + this.rows.size * sparks;
     const buffer = new ArrayBuffer(next + bodies.reduce((sum, body) => sum + body.length, 0));
@@ -201,7 +201,7 @@ export class Recorded {
     return this.lengths[i] === NO_HISTOGRAM ? null : this.counts.subarray(this.starts[i], this.starts[i + 1]);
   }
 
-  private message({ header, buffer }: Packed): Message {
+  private message({ header, buffer }: PackedMessage): Message {
     if (buffer.length === 0) return [header, undefined];
     // float64 as they are: they may be the bits of something else
     const parts = buffer.map((place) => (place.type === "f4" ? Float64Array.from(this.numbers(place)) : this.numbers(place)));
@@ -211,11 +211,11 @@ export class Recorded {
       bytes.set(new Uint8Array(part.buffer), next);
       next += part.byteLength;
     }
-    return [header, viewOf(bytes)];
+    return [header, toDataView(bytes)];
   }
 
-  private numbers({ at, count, type }: Place, expected = count): InstanceType<(typeof KINDS)[keyof typeof KINDS]> {
-    const size = KINDS[type]?.BYTES_PER_ELEMENT;
+  private numbers({ at, count, type }: ArrayPlace, expected = count): InstanceType<(typeof ARRAY_TYPES)[keyof typeof ARRAY_TYPES]> {
+    const size = ARRAY_TYPES[type]?.BYTES_PER_ELEMENT;
     const from = this.from + at;
     if (!(size > 0) || count !== expected || !(at >= 0) || !(from + count * size <= this.bytes.length)) {
       throw new ProtocolError("The recording does not fit its index.");
@@ -225,10 +225,10 @@ export class Recorded {
       const start = from + plane * count;
       for (let i = 0; i < count; i++) plain[i * size + plane] = this.bytes[start + i];
     }
-    return new KINDS[type](plain.buffer);
+    return new ARRAY_TYPES[type](plain.buffer);
   }
 }
 
-function viewOf(array: ArrayBufferView): DataView {
+function toDataView(array: ArrayBufferView): DataView {
   return new DataView(array.buffer as ArrayBuffer, array.byteOffset, array.byteLength);
 }

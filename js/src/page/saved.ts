@@ -2,30 +2,30 @@
 // screen over the output's data, in a frame of its own that replaces the plain HTML. Invariants: it
 // does nothing while a live view hides the output; the plain HTML disappears only once there is a
 // screen; the frame can reach neither the notebook nor the network.
-import { shared } from "../kernel/shared";
-import { unpacked } from "./unpacked";
+import { globalMap } from "../kernel/globals";
+import { gunzip } from "./gzip";
 
 /** How long an output must be in sight first: a live view of its inspector may be about to hide it. */
 const WAIT_MS = 700;
 /** What a host leaves in place of a widget whose kernel is gone. */
-const GONE = new Set(["Loading widget...", "Error displaying widget: model not found", "Error displaying widget"]);
+const DEAD_WIDGET_TEXTS = new Set(["Loading widget...", "Error displaying widget: model not found", "Error displaying widget"]);
 /** What a host shows in place of a widget whose script it has not found. */
-const FAILED = ".jupyter-widgets-error-widget";
+const FAILED_WIDGET = ".jupyter-widgets-error-widget";
 const NOT_LOADED =
   "The live view could not be loaded, so this is the last saved state. If the error above names anywidget: " +
   "pip install anywidget in the environment that JupyterLab runs in, then load the page again.";
-const PLACE = ".nni-saved[data-nni-page]";
-const NARROW = 760;
+const SAVED_OUTPUT = ".nni-saved[data-nni-page]";
+const NARROW_WIDTH = 760;
 
-type Shell = Promise<readonly [before: string, after: string]>;
+type PageShell = Promise<readonly [before: string, after: string]>;
 
 /** Pages without their recordings, each unpacked once. */
-function shellOf(place: HTMLElement): Shell {
-  const shells = shared<Shell>("nnx_inspector.shells");
+function unpackShell(place: HTMLElement): PageShell {
+  const shells = globalMap<PageShell>("nnx_inspector.shells");
   const name = String(place.dataset["nniPage"]);
   const known = shells.get(name);
   if (known) return known;
-  const made = unpacked(textOf(place, "page")).then((bytes) => {
+  const made = gunzip(textOf(place, "page")).then((bytes) => {
     const [before, after] = new TextDecoder().decode(bytes).split("\0");
     return [before ?? "", after ?? ""] as const;
   });
@@ -37,14 +37,14 @@ function textOf(place: HTMLElement, what: "page" | "recording"): string {
   return place.querySelector(`:scope > .nni-saved-${what}`)?.textContent ?? "";
 }
 
-async function show(place: HTMLElement): Promise<void> {
-  const [before, after] = await shellOf(place);
+async function showFrame(place: HTMLElement): Promise<void> {
+  const [before, after] = await unpackShell(place);
   const url = URL.createObjectURL(new Blob([before, textOf(place, "recording"), after], { type: "text/html" }));
   const frame = document.createElement("iframe");
   frame.setAttribute("sandbox", "allow-scripts");
   frame.title = "The saved state of an inspector";
   frame.dataset["testid"] = "nni-saved-frame";
-  const height = place.clientWidth < NARROW ? 1200 : Math.min(900, Math.max(560, 0.82 * window.innerHeight));
+  const height = place.clientWidth < NARROW_WIDTH ? 1200 : Math.min(900, Math.max(560, 0.82 * window.innerHeight));
   frame.style.cssText = `display: block; width: 100%; height: 0; border: 0; resize: vertical; color-scheme: auto`;
   const sendTheme = (): void => frame.contentWindow?.postMessage({ nniDark: isDark() }, "*");
   const theme = new MutationObserver(sendTheme);
@@ -55,7 +55,7 @@ async function show(place: HTMLElement): Promise<void> {
     sendTheme();
     frame.style.height = `${height}px`;
     for (const plain of place.querySelectorAll<HTMLElement>(":scope > .nni-snapshot")) plain.hidden = true;
-    silence(place);
+    hideDeadWidget(place);
   };
   const leave = (): void => {
     theme.disconnect();
@@ -74,7 +74,7 @@ function isDark(): boolean {
 
 /** Hides the output before it as long as that is a widget without a kernel, and says how to get the
  * script of one that could not be loaded. */
-function silence(place: HTMLElement): void {
+function hideDeadWidget(place: HTMLElement): void {
   const before = place.closest(".jp-OutputArea-child")?.previousElementSibling;
   if (!(before instanceof HTMLElement)) return;
   const note = document.createElement("p");
@@ -82,15 +82,15 @@ function silence(place: HTMLElement): void {
   note.textContent = NOT_LOADED;
   const look = (): void => {
     const text = before.querySelector(".jp-OutputArea-output")?.textContent ?? "";
-    before.style.display = GONE.has(text.trim()) ? "none" : "";
-    if (before.querySelector(FAILED)) place.prepend(note);
+    before.style.display = DEAD_WIDGET_TEXTS.has(text.trim()) ? "none" : "";
+    if (before.querySelector(FAILED_WIDGET)) place.prepend(note);
     else note.remove();
   };
   new MutationObserver(look).observe(before, { childList: true, subtree: true, characterData: true });
   look();
 }
 
-function begin(place: HTMLElement): void {
+function showWhenVisible(place: HTMLElement): void {
   if (place.dataset["nniBegun"]) return;
   place.dataset["nniBegun"] = "yes";
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -99,11 +99,11 @@ function begin(place: HTMLElement): void {
     if (!entries.at(-1)?.isIntersecting) return;
     timer = setTimeout(() => {
       watching.disconnect();
-      show(place).catch((error: unknown) => console.error("nnx_inspector: the saved state stays as plain HTML.", error));
+      showFrame(place).catch((error: unknown) => console.error("nnx_inspector: the saved state stays as plain HTML.", error));
     }, WAIT_MS);
   });
   watching.observe(place);
 }
 
-const own = document.currentScript?.closest<HTMLElement>(PLACE);
-for (const place of own ? [own] : document.querySelectorAll<HTMLElement>(PLACE)) begin(place);
+const own = document.currentScript?.closest<HTMLElement>(SAVED_OUTPUT);
+for (const place of own ? [own] : document.querySelectorAll<HTMLElement>(SAVED_OUTPUT)) showWhenVisible(place);

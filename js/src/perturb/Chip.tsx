@@ -6,18 +6,17 @@ import type { Perturbation } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { useCopy } from "../python/copy";
-import { count, plain } from "../ui/format";
+import { count, decimal } from "../ui/format";
 import { SiteLink } from "../ui/SiteLink";
-import { ids } from "../ui/testids";
 import { Strength } from "./Strength";
 
 export function Chip({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const python = p.python || p.expression;
   const [copy, said] = useCopy(python);
   const name = `${p.kind} on ${label(p.site)}`;
-  const fixed = store.fixed.value;
+  const fixed = store.isReadOnly.value;
   return (
-    <li class={p.enabled ? "nni-chip nni-on" : "nni-chip"} data-testid={ids.perturbation} data-id={p.id} data-site={p.site}>
+    <li class={p.enabled ? "nni-chip nni-on" : "nni-chip"} data-testid="nni-perturbation" data-id={p.id} data-site={p.site}>
       <button
         type="button"
         role="switch"
@@ -26,7 +25,7 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
         aria-label={name}
         title={fixed ? (p.enabled ? "On" : "Off") : p.enabled ? "On: switch it off" : "Off: switch it on"}
         disabled={fixed}
-        data-testid={ids.switch}
+        data-testid="nni-switch"
         onClick={() => store.adjust(p.id, !p.enabled, null)}
       >
         <span />
@@ -36,7 +35,7 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
         class="nni-kind"
         title={said || `${python}\nClick to copy`}
         aria-label={`${p.kind}: copy ${python}`}
-        data-testid={ids.expression}
+        data-testid="nni-expression"
         data-value={p.expression}
         onClick={copy}
       >
@@ -45,12 +44,12 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
           {said}
         </span>
       </button>
-      <Amount name={name} perturbation={p} store={store} />
-      <Where perturbation={p} store={store} />
-      {store.unanswered.value.has(p.id) && <Waits store={store} />}
-      <Status perturbation={p} />
+      <StrengthField name={name} perturbation={p} store={store} />
+      <PerturbedSites perturbation={p} store={store} />
+      {store.unanswered.value.has(p.id) && <PendingNote store={store} />}
+      <ChipStatus perturbation={p} />
       {!fixed && (
-        <button type="button" class="nni-icon" aria-label={`Remove ${name}`} title="Remove" data-testid={ids.remove} onClick={() => store.remove(p.id)}>
+        <button type="button" class="nni-icon" aria-label={`Remove ${name}`} title="Remove" data-testid="nni-remove" onClick={() => store.remove(p.id)}>
           ×
         </button>
       )}
@@ -59,24 +58,24 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
 }
 
 /** When a change acts that has had no answer for a while. */
-export function Waits({ store }: { store: Store }) {
-  const words = store.waits.value;
+export function PendingNote({ store }: { store: Store }) {
+  const words = store.pendingNote.value;
   if (!words) return null;
   return (
-    <span class="nni-faint nni-chip-waits" role="status" data-testid={ids.waits}>
+    <span class="nni-faint nni-chip-waits" role="status" data-testid="nni-waits">
       {words}
     </span>
   );
 }
 
 /** How far a change has come: a sign in a place of its own, and the words for it. */
-function Status({ perturbation: p }: { perturbation: Perturbation }) {
+function ChipStatus({ perturbation: p }: { perturbation: Perturbation }) {
   const [sign, id, words] = p.compiling
-    ? ["◌", ids.rowCompiling, "compiling: the running program has no place for it yet, and goes on until a new one is compiled"]
+    ? ["◌", "nni-row-compiling", "compiling: the running program has no place for it yet, and goes on until a new one is compiled"]
     : p.pending
-      ? ["…", ids.pending, "next step: the loop takes it over at its next step"]
+      ? ["…", "nni-pending", "next step: the loop takes it over at its next step"]
       : p.enabled && p.not_acting
-        ? ["!", ids.notActing, `not acting here: ${p.not_acting}`]
+        ? ["!", "nni-not-acting", `not acting here: ${p.not_acting}`]
         : ["", undefined, ""];
   return (
     <span class={sign === "!" ? "nni-chip-status nni-not-acting" : "nni-chip-status"} role="status" title={words || undefined}>
@@ -92,27 +91,27 @@ function Status({ perturbation: p }: { perturbation: Perturbation }) {
   );
 }
 
-function Where({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
+function PerturbedSites({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const all = p.reach > p.sites.length ? [...p.sites, `… ${count(p.reach)} sites`] : p.sites;
-  const extra = [p.at === "output" ? "" : p.at, p.reach > 1 ? `${count(p.reach)} sites` : "", partOf(p)].filter(Boolean).join(", ");
+  const extra = [p.at === "output" ? "" : p.at, p.reach > 1 ? `${count(p.reach)} sites` : "", confinementText(p)].filter(Boolean).join(", ");
   const title = [...(p.reach > 1 ? all : [label(p.site)]), extra].filter(Boolean).join("\n");
   return (
-    <span class="nni-where" title={title}>
+    <span class="nni-perturbed-site" title={title}>
       <SiteLink store={store} site={p.site} title={title} of={[p.site, ...p.sites]} />
-      {extra && <span class="nni-extra">{extra}</span>}
+      {extra && <span class="nni-confinement">{extra}</span>}
     </span>
   );
 }
 
 /** The units and the example to which it is confined, in the words of its Python; "8–15" for a run, "head 2" of an
  * attention. */
-function partOf({ expression, site }: Perturbation): string {
+function confinementText({ expression, site }: Perturbation): string {
   const said = (part: string): string => (site.includes("@attention") ? part.replace(/units \[(.*)\], axis -3/, "head $1") : part);
   const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => said(part!.replace(/=/g, " ")));
-  return parts.join(", ").replace(/\d+(, \d+){2,}/g, (list) => runs(list.split(", ").map(Number)).join(", "));
+  return parts.join(", ").replace(/\d+(, \d+){2,}/g, (list) => runTexts(list.split(", ").map(Number)).join(", "));
 }
 
-function runs(numbers: readonly number[]): string[] {
+function runTexts(numbers: readonly number[]): string[] {
   const found: [number, number][] = [];
   for (const n of numbers) {
     const last = found.at(-1);
@@ -122,7 +121,7 @@ function runs(numbers: readonly number[]): string[] {
   return found.flatMap(([from, to]) => (to - from < 2 ? [...new Set([from, to])].map(String) : [`${from}–${to}`]));
 }
 
-function Amount({ name, perturbation: p, store }: { name: string; perturbation: Perturbation; store: Store }) {
+function StrengthField({ name, perturbation: p, store }: { name: string; perturbation: Perturbation; store: Store }) {
   const [open, setOpen] = useState(false);
   const place = useRef<HTMLSpanElement>(null);
   useEffect(() => {
@@ -130,18 +129,18 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
   }, [open]);
   if (p.units > 0) {
     return (
-      <span data-testid={ids.units}>
-        <MaskOf perturbation={p} store={store} />
+      <span data-testid="nni-units">
+        <MaskLink perturbation={p} store={store} />
       </span>
     );
   }
   if (p.strength === null) return null;
-  const text = p.strength_name === "factor" ? `× ${plain(p.strength, 4)}` : `${p.strength_name} ${plain(p.strength, 4)}`;
-  if (store.fixed.value) return <span>{text}</span>;
+  const text = p.strength_name === "factor" ? `× ${decimal(p.strength, 4)}` : `${p.strength_name} ${decimal(p.strength, 4)}`;
+  if (store.isReadOnly.value) return <span>{text}</span>;
   if (!open) {
-    const title = `${p.strength_name} of ${name}: ${plain(p.strength, 4)}. Click to change it.`;
+    const title = `${p.strength_name} of ${name}: ${decimal(p.strength, 4)}. Click to change it.`;
     return (
-      <button type="button" class="nni-amount" aria-label={title} title={title} data-testid={ids.amount} onClick={() => setOpen(true)}>
+      <button type="button" class="nni-amount" aria-label={title} title={title} data-testid="nni-amount" onClick={() => setOpen(true)}>
         {text}
       </button>
     );
@@ -163,8 +162,8 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
         value={p.strength}
         low={p.low}
         high={p.high}
-        slider={ids.strength}
-        number={ids.strengthNumber}
+        slider="nni-strength"
+        number="nni-strength-number"
         change={(strength) => store.adjust(p.id, p.enabled, strength)}
       />
     </span>
@@ -172,7 +171,7 @@ function Amount({ name, perturbation: p, store }: { name: string; perturbation: 
 }
 
 /** The units that a mask switches off, with a link to the strip if that can edit it. */
-function MaskOf({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
+function MaskLink({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const text = `mask: ${count(p.units_off)} of ${count(p.units)} off`;
   const row = store.sites.value?.byKey.has(p.site) && p.mask !== "" && p.at === "output";
   if (!row) return <>{text}</>;

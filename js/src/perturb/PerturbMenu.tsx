@@ -5,25 +5,24 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { OFFERS, type Offer, type Perturb, type Site } from "../kernel/protocol";
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
-import { Choice } from "../ui/Choice";
-import { useMenu } from "../ui/menu";
-import { ids } from "../ui/testids";
+import { ButtonGroup } from "../ui/ButtonGroup";
+import { useMenu } from "../ui/useMenu";
 
-const PARTS = ["output", "input"] as const;
+const PLACES = ["output", "input"] as const;
 const GROUPS = [
   ["value", "Values"],
   ["gradient", "Gradients"],
 ] as const;
 
 /** The kinds for which each program of a run that happens elsewhere has room. */
-const STEERED = new Set(["Zero", "Scale"]);
+const REMOTE_KINDS = new Set(["Zero", "Scale"]);
 
 export function PerturbMenu({ store, site }: { store: Store; site: Site }) {
   const menu = useMenu();
   const [at, setAt] = useState<Perturb["at"]>("output");
   const [strengths, setStrengths] = useState<Readonly<Record<string, number>>>({});
   const list = useRef<HTMLDivElement>(null);
-  const asked = store.adding.value;
+  const asked = store.openMenuCount.value;
   const seen = useRef(asked);
   const { setOpen } = menu;
   useEffect(() => {
@@ -36,7 +35,7 @@ export function PerturbMenu({ store, site }: { store: Store; site: Site }) {
 
   const why = site.single ? "A perturbation acts on every array of the call: add it at the row above." : site.perturbable ? "" : "This module cannot be perturbed here.";
   const recorded = store.state.value?.recorded ?? null;
-  const offers = OFFERS.filter((o) => recorded === null || STEERED.has(o.kind));
+  const offers = OFFERS.filter((o) => recorded === null || REMOTE_KINDS.has(o.kind));
   const place = recorded === null ? at : "output";
   const onKeyDown = (event: KeyboardEvent): void => {
     const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
@@ -47,7 +46,7 @@ export function PerturbMenu({ store, site }: { store: Store; site: Site }) {
     kinds[(kinds.indexOf(event.target) + by + kinds.length) % kinds.length]?.focus();
   };
   return (
-    <span class="nni-more" {...menu.around}>
+    <span class="nni-menu-anchor" {...menu.around}>
       <button
         {...menu.button}
         type="button"
@@ -55,16 +54,16 @@ export function PerturbMenu({ store, site }: { store: Store; site: Site }) {
         disabled={why !== ""}
         title={why || `Perturb ${label(site.key)}`}
         aria-expanded={menu.open}
-        data-testid={ids.perturb}
+        data-testid="nni-perturb"
       >
         ◆ Perturb ▾
       </button>
       {menu.open && why === "" && (
-        <div class="nni-more-list nni-perturb-menu" role="group" aria-label={`Perturb ${label(site.key)}`} tabIndex={-1} ref={list} onKeyDown={onKeyDown}>
+        <div class="nni-menu-list nni-perturb-menu" role="group" aria-label={`Perturb ${label(site.key)}`} tabIndex={-1} ref={list} onKeyDown={onKeyDown}>
           {recorded === null && (
             <span class="nni-perturb-at">
               <span class="nni-faint">at the</span>
-              <Choice label="Where it acts" testid={ids.perturbAt} value={at} options={PARTS} choose={setAt} />
+              <ButtonGroup label="Where it acts" testid="nni-perturb-at" value={at} options={PLACES} choose={setAt} />
             </span>
           )}
           {GROUPS.map(([group, words]) => {
@@ -73,11 +72,11 @@ export function PerturbMenu({ store, site }: { store: Store; site: Site }) {
             return (
               <div key={group} role="group" aria-label={words}>
                 {kinds.map((offer) => (
-                  <Kind
+                  <KindLine
                     key={offer.kind}
                     offer={offer}
                     strength={strengths[offer.kind] ?? offer.strength}
-                    there={isThere(store, site, offer, place)}
+                    there={isAdded(store, site, offer, place)}
                     change={(strength) => setStrengths({ ...strengths, [offer.kind]: strength })}
                     add={(strength) => {
                       store.perturb(site.key, offer.kind, strength, place);
@@ -102,12 +101,12 @@ interface KindProps {
   add: (strength: number | null) => void;
 }
 
-function Kind({ offer, strength, there, change, add }: KindProps) {
+function KindLine({ offer, strength, there, change, add }: KindProps) {
   const low = offer.least !== null && strength !== null && strength < offer.least ? `Its ${offer.strength_name} is at least ${offer.least}.` : "";
   const why = low || (there ? "It is already in the list." : "");
   return (
     <span class="nni-perturb-line">
-      <button type="button" class="nni-perturb-kind" disabled={why !== ""} title={why || `Will ${offer.does}.`} data-testid={ids.perturbKind(offer.kind)} onClick={() => add(strength)}>
+      <button type="button" class="nni-perturb-kind" disabled={why !== ""} title={why || `Will ${offer.does}.`} data-testid={`nni-perturb-${offer.kind}`} onClick={() => add(strength)}>
         <b>{offer.kind}</b> <span class="nni-faint">{why || offer.does}</span>
       </button>
       {offer.kind === "Zero" && <kbd class="nni-faint nni-small">space</kbd>}
@@ -118,7 +117,7 @@ function Kind({ offer, strength, there, change, add }: KindProps) {
           value={strength}
           aria-label={`${offer.strength_name} of the ${offer.kind} to add`}
           title={offer.strength_name}
-          data-testid={ids.addStrengthNumber(offer.kind)}
+          data-testid={`nni-add-strength-${offer.kind}`}
           onInput={(event) => {
             const typed = event.currentTarget.valueAsNumber;
             if (Number.isFinite(typed)) change(typed);
@@ -132,6 +131,6 @@ function Kind({ offer, strength, there, change, add }: KindProps) {
   );
 }
 
-function isThere(store: Store, site: Site, offer: Offer, at: string): boolean {
+function isAdded(store: Store, site: Site, offer: Offer, at: string): boolean {
   return store.perturbations.value.some((p) => p.site === site.key && p.kind === offer.kind && p.at === at && !p.expression.includes(".only("));
 }

@@ -7,28 +7,27 @@ import type { Bridge } from "../kernel/bridge";
 import type { Perturbation, State } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count } from "../ui/format";
-import { ids } from "../ui/testids";
 import { label } from "../kernel/sites";
-import { Chip, Waits } from "./Chip";
+import { Chip, PendingNote } from "./Chip";
 import { EffectLine } from "./EffectLine";
-import { EffectView } from "./EffectView";
+import { EffectTable } from "./EffectTable";
 
 export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge }) {
   const state = store.state.value;
   const all = store.perturbations.value;
   const [open, setOpen] = useState(false);
-  const adding = store.waits.value ? store.requested.value : [];
+  const adding = store.pendingNote.value ? store.pendingPerturbations.value : [];
   if (!state || all.length + adding.length === 0) return null;
-  const waits = state.listening === "after" && bridge.settled.value && store.replay.value === "" && store.progress.value?.running;
+  const waits = state.listening === "after" && bridge.settled.value && store.replayNote.value === "" && store.progress.value?.running;
   return (
-    <section class="nni-perturb" aria-label="Perturbations" data-testid={ids.perturbBar}>
+    <section class="nni-perturb" aria-label="Perturbations" data-testid="nni-perturb-bar">
       <ul class="nni-chips" aria-label="Perturbations">
         {all.map((p) => (
           <Chip key={p.id} perturbation={p} store={store} />
         ))}
         {adding.map(({ kind, site }, i) => (
-          <li key={`${i} ${kind} ${site}`} class="nni-chip nni-faint" role="status" data-testid={ids.adding} data-site={site}>
-            {kind} <bdi>{label(site)}</bdi> <Waits store={store} />
+          <li key={`${i} ${kind} ${site}`} class="nni-chip nni-faint" role="status" data-testid="nni-adding" data-site={site}>
+            {kind} <bdi>{label(site)}</bdi> <PendingNote store={store} />
           </li>
         ))}
       </ul>
@@ -51,7 +50,7 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
           aria-label="The effect in full"
           aria-expanded={open}
           title={open ? "Close the table of the effect" : "The effect in full"}
-          data-testid={ids.effectMore}
+          data-testid="nni-effect-more"
           onClick={() => setOpen(!open)}
         >
           {open ? "▴" : "▾"}
@@ -59,23 +58,23 @@ export function Perturbations({ store, bridge }: { store: Store; bridge: Bridge 
       </div>
       {open && (
         <div class="nni-effect-full">
-          <Master all={all} store={store} />
-          {!state.recorded && <EffectView state={state} store={store} />}
+          <SwitchAll all={all} store={store} />
+          {!state.recorded && <EffectTable state={state} store={store} />}
         </div>
       )}
     </section>
   );
 }
 
-function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) {
+function SwitchAll({ all, store }: { all: readonly Perturbation[]; store: Store }) {
   const on = all.filter((p) => p.enabled).length;
   return (
-    <p class="nni-master">
-      {!store.fixed.value && (
+    <p class="nni-switch-all-line">
+      {!store.isReadOnly.value && (
         <button
           type="button"
           class="nni-button"
-          data-testid={ids.switchAll}
+          data-testid="nni-switch-all"
           title={on > 0 ? "Switch every perturbation off" : "Switch every perturbation on"}
           onClick={() => store.switchAll(on === 0)}
         >
@@ -92,10 +91,10 @@ function Master({ all, store }: { all: readonly Perturbation[]; store: Store }) 
 function Compiling({ programs }: { programs: State["compiling"] }) {
   const text = programs === 1 ? "compiling" : `compiling ${count(programs)}`;
   return (
-    <span class="nni-compiling" role="status" title={programs > 0 ? `${text}: the running program has no place for it yet, and goes on until a new one is compiled.` : undefined} data-testid={ids.compiling} data-value={programs}>
+    <span class="nni-compiling" role="status" title={programs > 0 ? `${text}: the running program has no place for it yet, and goes on until a new one is compiled.` : undefined} data-testid="nni-compiling" data-value={programs}>
       {programs > 0 && (
         <>
-          <span class="nni-moving" aria-hidden="true" />
+          <span class="nni-compiling-bar" aria-hidden="true" />
           <span class="nni-hidden">{text}</span>
         </>
       )}

@@ -2,21 +2,20 @@
 import type { ComponentChildren } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { Examples } from "../inputs/Examples";
-import { visible } from "../inputs/state";
+import { visibleText } from "../inputs/state";
 import type { Attributed, Study } from "../kernel/protocol";
-import { Python, quoted } from "../python/Python";
+import { PythonLine, quoted } from "../python/PythonLine";
 import type { Store } from "../store";
 import { exact, real } from "../ui/format";
-import { Choice } from "../ui/Choice";
-import { More } from "../ui/More";
-import { Pick } from "../ui/Pick";
-import { ids } from "../ui/testids";
-import { Beside } from "../values/Beside";
-import { cellAt, rangeOf } from "../values/cells";
+import { ButtonGroup } from "../ui/ButtonGroup";
+import { Menu } from "../ui/Menu";
+import { Select } from "../ui/Select";
+import { BesideInput } from "../values/Tiles";
+import { cellAt, colourRange } from "../values/cells";
 import { ColourBar, Legend } from "../values/Legend";
 import { Picture } from "../values/Picture";
-import { Strip } from "../words/Strip";
-import { Form, Now, ofExample, Token, Whole } from "./Parts";
+import { WordStrip } from "../words/WordStrip";
+import { StudyForm, StudyStatus, exampleQuery, TokenField, IntegerField } from "./controls";
 
 type Method = Study["method"];
 const METHODS: Readonly<Record<Method, string>> = {
@@ -27,11 +26,11 @@ const METHODS: Readonly<Record<Method, string>> = {
 
 export function AttributionPanel({ store }: { store: Store }) {
   const { studies, inputs } = store;
-  const wish = studies.wish.value;
+  const wish = studies.options.value;
   const shown = studies.attribution.value;
   const found = shown?.found ?? null;
   const example = inputs.example.value;
-  studies.useExample("attribution", example, store.replay.value === "");
+  studies.useExample("attribution", example, store.replayNote.value === "");
   const given = [
     wish.token !== null && `output=${wish.token}`,
     `method=${quoted(wish.method)}`,
@@ -40,41 +39,41 @@ export function AttributionPanel({ store }: { store: Store }) {
   return (
     <section class="nni-words-panel" aria-label="Attribution">
       {!found && <p class="nni-faint">How much does each token or pixel of the input count for an output? Compute attributes every example of the batch by itself.</p>}
-      <Now store={store} what="attribution" now={shown?.now} found={found ? saidOf(found) : ""} />
+      <StudyStatus store={store} what="attribution" now={shown?.latest} found={found ? attributionText(found) : ""} />
       {found && <Scores store={store} found={found} />}
       <Examples store={store} />
-      <Python text={`insp.attribute(${given.join(", ")})${ofExample(example)}`} line={store.inputs.line} />
+      <PythonLine text={`insp.attribute(${given.join(", ")})${exampleQuery(example)}`} line={store.inputs.line} />
     </section>
   );
 }
 
 export function AttributionOptions({ store }: { store: Store }) {
   const { studies, inputs } = store;
-  const wish = studies.wish.value;
+  const wish = studies.options.value;
   return (
-    <Form store={store} name="Compute an attribution" running={studies.attribution.value?.now.running ?? false} start={() => studies.ask("attribution", { example: inputs.example.value }, true)}>
-      <Pick label="By" value={wish.method} options={Object.keys(METHODS) as Method[]} word={(method) => METHODS[method]} choose={(method) => studies.change({ method })} />
-      <More label="More about the attribution">
-        <Token name="class or token" hint="largest" value={wish.token} choose={(token) => studies.change({ token })} />
-        <Whole
+    <StudyForm store={store} name="Compute an attribution" running={studies.attribution.value?.latest.running ?? false} start={() => studies.request("attribution", { example: inputs.example.value }, true)}>
+      <Select label="By" value={wish.method} options={Object.keys(METHODS) as Method[]} word={(method) => METHODS[method]} choose={(method) => studies.setOptions({ method })} />
+      <Menu label="More about the attribution">
+        <TokenField name="class or token" hint="largest" value={wish.token} choose={(token) => studies.setOptions({ token })} />
+        <IntegerField
           name="at position"
           title="Of logits at each position, the position whose logit is attributed; -1 is the last."
           least={-Infinity}
           value={wish.position}
-          choose={(position) => studies.change({ position })}
+          choose={(position) => studies.setOptions({ position })}
         />
-        <span class="nni-more-line">
+        <span class="nni-menu-line">
           colours of
-          <Choice label="Range of the colours" value={studies.pixels.robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (studies.pixels.robust.value = chosen !== "all")} />
+          <ButtonGroup label="Range of the colours" value={studies.pixels.robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (studies.pixels.robust.value = chosen !== "all")} />
         </span>
-      </More>
-    </Form>
+      </Menu>
+    </StudyForm>
   );
 }
 
-function saidOf(found: Attributed): string {
+function attributionText(found: Attributed): string {
   const of = found.of ? `what ${found.of} returns` : "the input";
-  const what = found.word ? `the logit of “${visible(found.word)}”` : "the chosen output";
+  const what = found.word ? `the logit of “${visibleText(found.word)}”` : "the chosen output";
   const output = found.output === null ? "not finite" : real(found.output);
   const said = `${METHODS[found.method as Method]} of ${what} (${output}) by ${of}, of ${found.source}.`;
   if (found.difference === null) return said;
@@ -83,29 +82,29 @@ function saidOf(found: Attributed): string {
 }
 
 function Scores({ store, found }: { store: Store; found: Attributed }) {
-  return found.shape.length < 2 ? <Places found={found} /> : <Pixels store={store} found={found} />;
+  return found.shape.length < 2 ? <PositionScores found={found} /> : <PixelScores store={store} found={found} />;
 }
 
-function Places({ found }: { found: Attributed }) {
+function PositionScores({ found }: { found: Attributed }) {
   const [at, point] = useState<number | null>(null);
   const values = useMemo(() => Float64Array.from(found.scores, (one) => one ?? NaN), [found]);
-  const range = useMemo(() => ({ ...rangeOf({ mean: values, low: null, high: null }, false), hue: "orange" as const }), [values]);
+  const range = useMemo(() => ({ ...colourRange({ mean: values, low: null, high: null }, false), hue: "orange" as const }), [values]);
   const words = useMemo(() => (found.words.length > 0 ? found.words : found.scores.map((_, i) => String(i))), [found]);
   return (
     <>
-      <Strip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
+      <WordStrip words={words} values={values} range={range} at={at} point={point} label={`The ${words.length} places of the input, coloured by how much each counts.`} />
       <UnderPointer value={at === null ? null : values[at]!} hint="Point at a place for its score">
-        {at} <bdi class="nni-word">{visible(words[at ?? 0] ?? "")}</bdi> {real(values[at ?? 0])}
+        {at} <bdi class="nni-word">{visibleText(words[at ?? 0] ?? "")}</bdi> {real(values[at ?? 0])}
       </UnderPointer>
       <div class="nni-legend">
         <ColourBar range={range} />
       </div>
-      <Signs count={values.length} signed={range.signed} />
+      <SignHint count={values.length} signed={range.signed} />
     </>
   );
 }
 
-function Pixels({ store, found }: { store: Store; found: Attributed }) {
+function PixelScores({ store, found }: { store: Store; found: Attributed }) {
   const { inputs, studies } = store;
   const pixels = studies.pixels;
   const [cells, cursor, array] = [pixels.drawn.value!, pixels.cursor.value, pixels.array.value!];
@@ -114,12 +113,12 @@ function Pixels({ store, found }: { store: Store; found: Attributed }) {
   const sum = found.blocks > 1 ? `, the sum of ${found.blocks} × ${found.blocks} pixels` : "";
   return (
     <>
-      <Beside values={pixels}>
+      <BesideInput values={pixels}>
         <Picture values={pixels} inputs={inputs} label={`How much each of ${array.shape.join(" by ")} pixels counts`} drawn={null} />
-      </Beside>
+      </BesideInput>
       <UnderPointer value={at < 0 ? null : cells.mean[at]!} hint="Point at a pixel for its score">{`row ${row}, column ${column}${sum}: ${real(cells.mean[at])}`}</UnderPointer>
       <Legend values={pixels} cells={cells} />
-      <Signs count={cells.mean.length} signed={cells.mean.some((one) => one < 0)} />
+      <SignHint count={cells.mean.length} signed={cells.mean.some((one) => one < 0)} />
     </>
   );
 }
@@ -127,15 +126,15 @@ function Pixels({ store, found }: { store: Store; found: Attributed }) {
 /** The score that is pointed at. */
 function UnderPointer({ value, hint, children }: { value: number | null; hint: string; children: ComponentChildren }) {
   return (
-    <p class="nni-under-pointer" aria-live="polite" data-testid={ids.attributionPointed} data-value={value === null ? "" : exact(value)}>
+    <p class="nni-under-pointer" aria-live="polite" data-testid="nni-attribution-pointed" data-value={value === null ? "" : exact(value)}>
       {value === null ? <span class="nni-faint">{hint}</span> : children}
     </p>
   );
 }
 
-function Signs({ count, signed }: { count: number; signed: boolean }) {
+function SignHint({ count, signed }: { count: number; signed: boolean }) {
   return (
-    <p class="nni-faint nni-small" data-testid={ids.attribution} data-value={count}>
+    <p class="nni-faint nni-small" data-testid="nni-attribution" data-value={count}>
       {signed ? "Orange counts for it, grey against." : "How much each counts."}
     </p>
   );

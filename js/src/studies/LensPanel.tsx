@@ -2,29 +2,28 @@
 // below it what each site adds to the logit of a chosen position. Invariant: a word is a text node.
 import { useState } from "preact/hooks";
 import { Examples } from "../inputs/Examples";
-import { visible } from "../inputs/state";
+import { visibleText } from "../inputs/state";
 import type { Lens, LensCell } from "../kernel/protocol";
 import { label } from "../kernel/sites";
-import { Python, quoted } from "../python/Python";
+import { PythonLine, quoted } from "../python/PythonLine";
 import type { Store } from "../store";
 import { percent, real } from "../ui/format";
-import { More } from "../ui/More";
-import { ids } from "../ui/testids";
+import { Menu } from "../ui/Menu";
 import { dark } from "../ui/theme";
 import { ColourBar } from "../values/Legend";
 import { colours } from "../charts/colour";
-import { look } from "../words/Strip";
-import { Bars, Form, Now, ofExample, refusalOf, Token } from "./Parts";
+import { wordStyle } from "../words/WordStrip";
+import { SignedBars, StudyForm, StudyStatus, exampleQuery, refusalText, TokenField } from "./controls";
 
-const SHARE = { low: 0, high: 1, signed: false };
+const PROBABILITIES = { low: 0, high: 1, signed: false };
 
 export function LensPanel({ store }: { store: Store }) {
   const { studies, inputs } = store;
-  const wish = studies.wish.value;
+  const wish = studies.options.value;
   const shown = studies.lens.value;
   const found = shown?.found ?? null;
   const example = inputs.example.value;
-  studies.useExample("lens", example, store.replay.value === "");
+  studies.useExample("lens", example, store.replayNote.value === "");
   const norm = wish.norm === "none" ? "False" : quoted(wish.norm);
   const given = [
     wish.token !== null && `answer=${wish.token}`,
@@ -34,33 +33,33 @@ export function LensPanel({ store }: { store: Store }) {
   return (
     <section class="nni-words-panel" aria-label="Lens">
       {!found && <p class="nni-faint">What would the model say after each layer? Compute reads the residual stream by the model's own last norm and unembedding.</p>}
-      <Now store={store} what="lens" now={shown?.now} found={found ? saidOf(found) : ""} />
-      {found && <Grid store={store} lens={found} />}
+      <StudyStatus store={store} what="lens" now={shown?.latest} found={found ? lensText(found) : ""} />
+      {found && <LensTable store={store} lens={found} />}
       <Examples store={store} />
-      {found && <Parts store={store} />}
-      <Python text={`insp.lens(${given.join(", ")})${ofExample(example)}`} line={store.inputs.line} />
+      {found && <LogitParts store={store} />}
+      <PythonLine text={`insp.lens(${given.join(", ")})${exampleQuery(example)}`} line={store.inputs.line} />
     </section>
   );
 }
 
 export function LensOptions({ store }: { store: Store }) {
   const { studies, inputs } = store;
-  const wish = studies.wish.value;
+  const wish = studies.options.value;
   const shown = studies.lens.value;
   const found = shown?.found;
   const sites = (store.sites.value?.list ?? []).map((site) => site.key).filter((key) => key !== "");
   return (
-    <Form store={store} name="Compute a lens" running={shown?.now.running ?? false} start={() => studies.ask("lens", { example: inputs.example.value }, true)}>
-      <More label="More about the lens">
-        <Token name="answer" hint="its own" value={wish.token} choose={(token) => studies.change({ token })} />
-        <Where name="unembed" value={wish.unembed} sites={sites} proposed={found?.unembed} choose={(unembed) => studies.change({ unembed })} />
-        <Where name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.change({ norm })} />
-      </More>
-    </Form>
+    <StudyForm store={store} name="Compute a lens" running={shown?.latest.running ?? false} start={() => studies.request("lens", { example: inputs.example.value }, true)}>
+      <Menu label="More about the lens">
+        <TokenField name="answer" hint="its own" value={wish.token} choose={(token) => studies.setOptions({ token })} />
+        <SiteSelect name="unembed" value={wish.unembed} sites={sites} proposed={found?.unembed} choose={(unembed) => studies.setOptions({ unembed })} />
+        <SiteSelect name="norm" value={wish.norm} sites={["none", ...sites]} proposed={found?.norm} choose={(norm) => studies.setOptions({ norm })} />
+      </Menu>
+    </StudyForm>
   );
 }
 
-function saidOf(lens: Lens): string {
+function lensText(lens: Lens): string {
   const how = [lens.norm, lens.unembed].filter((name) => name !== "").join(", then ");
   const gap = lens.gap !== null && lens.gap > 1e-3 ? ` The last layer differs from the model by up to ${real(lens.gap)}: something else lies between.` : "";
   return `Read by ${how}, of ${lens.source}.${gap}`;
@@ -75,11 +74,11 @@ interface WhereProps {
 }
 
 /** The choice of a site; empty for the proposal of the trace. */
-function Where({ name, value, sites, proposed, choose }: WhereProps) {
+function SiteSelect({ name, value, sites, proposed, choose }: WhereProps) {
   return (
     <label>
       {name}
-      <select value={value} data-testid={ids.lensWhere(name)} onChange={(event) => choose(event.currentTarget.value)}>
+      <select value={value} data-testid={`nni-lens-${name}`} onChange={(event) => choose(event.currentTarget.value)}>
         <option value="">{proposed && value === "" ? `found: ${proposed}` : "find it"}</option>
         {sites.map((site) => (
           <option key={site} value={site}>
@@ -91,9 +90,9 @@ function Where({ name, value, sites, proposed, choose }: WhereProps) {
   );
 }
 
-function Grid({ store, lens }: { store: Store; lens: Lens }) {
+function LensTable({ store, lens }: { store: Store; lens: Lens }) {
   const [at, point] = useState<readonly [number, number] | null>(null);
-  const table = colours(SHARE, dark.value);
+  const table = colours(PROBABILITIES, dark.value);
   const chosen = store.studies.logits.value?.found;
   const under = (event: Event): readonly [number, number] | null => {
     const cell = event.target instanceof Element ? event.target.closest("[data-row]") : null;
@@ -101,13 +100,13 @@ function Grid({ store, lens }: { store: Store; lens: Lens }) {
   };
   const add = (event: Event): void => {
     const cell = under(event);
-    if (cell && store.replay.value === "") store.studies.ask("logits", { example: lens.example, position: cell[1] }, false);
+    if (cell && store.replayNote.value === "") store.studies.request("logits", { example: lens.example, position: cell[1] }, false);
   };
-  const heads = lens.words.length > 0 ? lens.words.map(visible) : lens.tokens.map((_, i) => String(i));
+  const heads = lens.words.length > 0 ? lens.words.map(visibleText) : lens.tokens.map((_, i) => String(i));
   return (
     <>
       <div class="nni-lens" onPointerOver={(event) => point(under(event))} onPointerLeave={() => point(null)} onFocusIn={(event) => point(under(event))}>
-        <table data-testid={ids.lens} data-value={lens.rows.length}>
+        <table data-testid="nni-lens" data-value={lens.rows.length}>
           <thead>
             <tr>
               <th scope="col">after</th>
@@ -129,16 +128,16 @@ function Grid({ store, lens }: { store: Store; lens: Lens }) {
                     <button
                       type="button"
                       class="nni-lens-cell"
-                      data-testid={ids.lensCell}
+                      data-testid="nni-lens-cell"
                       data-row={r}
                       data-at={i}
                       data-value={cell.words[0]}
                       data-rank={cell.rank}
                       aria-current={chosen?.position === i ? "true" : undefined}
-                      style={look(cell.probabilities[0] ?? NaN, SHARE, table)}
+                      style={wordStyle(cell.probabilities[0] ?? NaN, PROBABILITIES, table)}
                       onClick={add}
                     >
-                      <bdi>{visible(cell.words[0] ?? "")}</bdi>
+                      <bdi>{visibleText(cell.words[0] ?? "")}</bdi>
                     </button>
                   </td>
                 ))}
@@ -155,7 +154,7 @@ function Grid({ store, lens }: { store: Store; lens: Lens }) {
         )}
       </p>
       <div class="nni-legend">
-        <ColourBar range={SHARE} show={percent} />
+        <ColourBar range={PROBABILITIES} show={percent} />
         <span class="nni-faint">probability of the word</span>
         {lens.more > 0 && <span class="nni-faint">{lens.more} more positions are in insp.lens().</span>}
       </div>
@@ -169,18 +168,18 @@ function UnderPointer({ cell, layer, position, answer }: { cell: LensCell; layer
       {layer}, position {position}:{" "}
       {cell.words.map((word, i) => (
         <span key={i}>
-          <bdi class="nni-word">{visible(word)}</bdi> {percent(cell.probabilities[i])}{" · "}
+          <bdi class="nni-word">{visibleText(word)}</bdi> {percent(cell.probabilities[i])}{" · "}
         </span>
       ))}
-      answer <bdi class="nni-word">{visible(answer)}</bdi> {percent(cell.probability)}, rank {cell.rank}
+      answer <bdi class="nni-word">{visibleText(answer)}</bdi> {percent(cell.probability)}, rank {cell.rank}
     </>
   );
 }
 
-function Parts({ store }: { store: Store }) {
+function LogitParts({ store }: { store: Store }) {
   const shown = store.studies.logits.value;
   const found = shown?.found;
-  const state = shown?.now.running || refusalOf(store, "logits") || shown?.now.error;
+  const state = shown?.latest.running || refusalText(store, "logits") || shown?.latest.error;
   if (!found && !state) return null;
   return (
     <>
@@ -188,7 +187,7 @@ function Parts({ store }: { store: Store }) {
         <h4>
           {found ? (
             <>
-              Logit of <bdi class="nni-word">{visible(found.word)}</bdi> at position {found.position}: {real(found.logit)}
+              Logit of <bdi class="nni-word">{visibleText(found.word)}</bdi> at position {found.position}: {real(found.logit)}
             </>
           ) : (
             "Parts of the logit"
@@ -196,8 +195,8 @@ function Parts({ store }: { store: Store }) {
         </h4>
         <span class="nni-faint nni-small">what each site adds to it; the scale of the last norm is held</span>
       </div>
-      {state && <Now store={store} what="logits" now={shown?.now} found="" />}
-      {found && <Bars store={store} bars={found.bars} name="What each site adds to the logit" />}
+      {state && <StudyStatus store={store} what="logits" now={shown?.latest} found="" />}
+      {found && <SignedBars store={store} bars={found.bars} name="What each site adds to the logit" />}
     </>
   );
 }

@@ -4,12 +4,12 @@ import { computed, signal } from "@preact/signals";
 import type { InputsState } from "../inputs/state";
 import type { Attributed, HeldArray } from "../kernel/protocol";
 import type { Cells } from "../values/cells";
-import { wholeBox, type Box, type Cursor, type Pictured, type Shown } from "../values/layout";
+import { wholeBox, type Box, type Cursor, type PictureState, type ViewAxes } from "../values/layout";
 
-const SHOWN: Shown = { view: "images", tiles: -1, rows: 0, columns: 1, over: -1 };
+const PIXEL_VIEW: ViewAxes = { view: "images", tiles: -1, rows: 0, columns: 1, over: -1 };
 
-export class PixelsState implements Pictured {
-  readonly shown = signal(SHOWN);
+export class PixelsState implements PictureState {
+  readonly shown = signal(PIXEL_VIEW);
   readonly index = signal([]);
   readonly patches = signal(null);
   readonly large = signal(0);
@@ -36,7 +36,7 @@ export class PixelsState implements Pictured {
     const [array, zoomed] = [this.array.value, this.zoomed.value];
     if (!array) return null;
     const fits = zoomed && zoomed.rows[1] <= array.shape[0]! && zoomed.columns[1] <= array.shape[1]!;
-    return fits ? zoomed : wholeBox(array, SHOWN);
+    return fits ? zoomed : wholeBox(array, PIXEL_VIEW);
   });
   readonly drawn = computed((): Cells | null => {
     const [found, array] = [this.found(), this.array.value];

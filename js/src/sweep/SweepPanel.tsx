@@ -5,21 +5,20 @@
 // not be measured says why, and what is left out is said below.
 import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
-import { rowOf } from "../kernel/sites";
+import { rowKey } from "../kernel/sites";
 import type { Store } from "../store";
-import { Refusal, waits } from "../studies/Parts";
+import { Refusal, isQueued } from "../studies/controls";
 import { NOT_MEASURED, count, exact, real } from "../ui/format";
-import { Pick } from "../ui/Pick";
+import { Select } from "../ui/Select";
 import { SiteLink } from "../ui/SiteLink";
-import { ids } from "../ui/testids";
-import { Lead } from "./Lead";
-import { MEASURES, rank, wholeLeftOut, type Measure } from "./measures";
+import { SweepSummary } from "./SweepSummary";
+import { MEASURES, rank, omitsModel, type Measure } from "./measures";
 
 const KINDS = OFFERS.filter((offer) => offer.group === "value");
-const PLACES = ["all sites", "those in this one"] as const;
-const SHOWN = 40;
+const SITE_CHOICES = ["all sites", "those in this one"] as const;
+const MOST_ROWS = 40;
 /** The least share of the bars' room on either side of zero, if there are bars on it. */
-const SIDE = 0.24;
+const LEAST_SIDE = 0.24;
 
 interface Props {
   store: Store;
@@ -28,9 +27,9 @@ interface Props {
 
 /** What a sweep does, and the button that starts it. */
 export function SweepOptions({ store, site }: Props) {
-  const wish = store.sweepWish.value;
-  if (store.replay.value !== "") return null;
-  const change = (more: Partial<typeof wish>): void => void (store.sweepWish.value = { ...wish, ...more });
+  const wish = store.sweepOptions.value;
+  if (store.replayNote.value !== "") return null;
+  const change = (more: Partial<typeof wish>): void => void (store.sweepOptions.value = { ...wish, ...more });
   const { kind } = wish;
   const offer = KINDS.find((one) => one.kind === kind);
   const strength = !offer || offer.strength === null ? null : (wish.strengths[kind] ?? (kind === "Scale" ? 0.5 : offer.strength));
@@ -47,7 +46,7 @@ export function SweepOptions({ store, site }: Props) {
         if (!running && !wrong) store.startSweep(inside ? `${site.key}/**` : "**", kind, strength);
       }}
     >
-      <Pick label="Perturb each by" value={kind} options={["", ...KINDS.map((one) => one.kind)]} word={(one) => one || "Zero, or Mean"} choose={(chosen) => change({ kind: chosen })} />
+      <Select label="Perturb each by" value={kind} options={["", ...KINDS.map((one) => one.kind)]} word={(one) => one || "Zero, or Mean"} choose={(chosen) => change({ kind: chosen })} />
       {strength !== null && (
         <input
           type="number"
@@ -62,13 +61,13 @@ export function SweepOptions({ store, site }: Props) {
           }}
         />
       )}
-      <Pick label="Which sites" value={inside ? PLACES[1] : PLACES[0]} options={site.key === "" ? PLACES.slice(0, 1) : PLACES} choose={(chosen) => change({ below: chosen === PLACES[1] })} />
+      <Select label="Which sites" value={inside ? SITE_CHOICES[1] : SITE_CHOICES[0]} options={site.key === "" ? SITE_CHOICES.slice(0, 1) : SITE_CHOICES} choose={(chosen) => change({ below: chosen === SITE_CHOICES[1] })} />
       {running ? (
-        <button type="button" class="nni-button" data-testid={ids.sweepStop} onClick={() => store.stopSweep()}>
+        <button type="button" class="nni-button" data-testid="nni-sweep-stop" onClick={() => store.stopSweep()}>
           Stop
         </button>
       ) : (
-        <button type="submit" class="nni-button" disabled={wrong} data-testid={ids.sweepStart}>
+        <button type="submit" class="nni-button" disabled={wrong} data-testid="nni-sweep-start">
           {store.sweep.value ? "Run again" : "Start"}
         </button>
       )}
@@ -86,32 +85,32 @@ export function SweepPanel({ store }: Props) {
       <Refusal store={store} what="sweep" />
       {!sweep && (
         <p class="nni-faint">
-          {store.replay.value === "" ? "What is each site for? Start perturbs one after another, each alone, in a copy of the model, and ranks them by what that changes." : "This page was saved without a sweep."}
+          {store.replayNote.value === "" ? "What is each site for? Start perturbs one after another, each alone, in a copy of the model, and ranks them by what that changes." : "This page was saved without a sweep."}
         </p>
       )}
-      {sweep && measure && sweep.rows.length > 0 && <Lead sweep={sweep} measure={measure} />}
+      {sweep && measure && sweep.rows.length > 0 && <SweepSummary sweep={sweep} measure={measure} />}
       {sweep && sweep.rows.length > 0 && measure && <Bars sweep={sweep} store={store} measure={measure} measures={there} choose={choose} />}
-      {sweep && <Below sweep={sweep} store={store} />}
+      {sweep && <SweepStatus sweep={sweep} store={store} />}
     </section>
   );
 }
 
 /** How far it is, or what it was of, and what is left out. */
-function Below({ sweep, store }: { sweep: Sweep; store: Store }) {
+function SweepStatus({ sweep, store }: { sweep: Sweep; store: Store }) {
   const { running, done, total, error } = sweep;
   const state = running ? "running" : error ? "failed" : sweep.stopped ? "stopped" : "done";
   return (
-    <p class="nni-sweep-now nni-small" role="status" data-testid={ids.sweep} data-value={done} data-state={state}>
+    <p class="nni-sweep-now nni-small" role="status" data-testid="nni-sweep" data-value={done} data-state={state}>
       {running && <progress max={Math.max(total, 1)} value={done === 0 ? undefined : done} aria-label="Progress of the sweep" />}
       {error ? (
         <span class="nni-bad">{error}</span>
       ) : running ? (
-        <span>{waits(store, "sweep") ? "waits for another study to end …" : done === 0 ? "compiling one program for all sites …" : `${count(done)} of ${count(total)} sites`}</span>
+        <span>{isQueued(store, "sweep") ? "waits for another study to end …" : done === 0 ? "compiling one program for all sites …" : `${count(done)} of ${count(total)} sites`}</span>
       ) : (
         <span class="nni-faint">
           {sweep.stopped ? "Stopped: " : ""}
           {count(sweep.measured)} of {count(total)} sites, {sweep.perturbation} at {sweep.sites}, on {sweep.source}
-          {sweep.loss === null ? "" : `, clean loss ${real(sweep.loss)}`}.{wholeLeftOut(sweep) ? " The whole model is left out: zeros there are no model." : ""}
+          {sweep.loss === null ? "" : `, clean loss ${real(sweep.loss)}`}.{omitsModel(sweep) ? " The whole model is left out: zeros there are no model." : ""}
         </span>
       )}
       {error && store.state.value?.progress.running && <span class="nni-faint"> A training is running.</span>}
@@ -132,10 +131,10 @@ function Bars({ sweep, store, measure, measures, choose }: BarsProps) {
   const ranked = rank(sweep, measure);
   const values = ranked.map((row) => row[measure] ?? 0);
   let [low, high] = [Math.min(...values, 0), Math.max(...values, 0)];
-  if (low < 0) low = Math.min(low, (-SIDE / (1 - SIDE)) * high);
-  if (low < 0 && high > 0) high = Math.max(high, (-SIDE / (1 - SIDE)) * low);
+  if (low < 0) low = Math.min(low, (-LEAST_SIDE / (1 - LEAST_SIDE)) * high);
+  if (low < 0 && high > 0) high = Math.max(high, (-LEAST_SIDE / (1 - LEAST_SIDE)) * low);
   const zero = high > low ? -low / (high - low) : 0;
-  const shown = all ? ranked : ranked.slice(0, SHOWN);
+  const shown = all ? ranked : ranked.slice(0, MOST_ROWS);
   const { unit, title } = MEASURES[measure];
   const how = /^nni\.Zero\(\)$/.test(sweep.perturbation) ? "set to zero, alone" : "perturbed alone";
   return (
@@ -147,7 +146,7 @@ function Bars({ sweep, store, measure, measures, choose }: BarsProps) {
           {high > 0 && <span>{measure === "loss_change" ? `▸ ${unit} rises` : title}</span>}
         </span>
         {measures.length > 1 ? (
-          <Pick label="Ranked by" testid={ids.sweepMeasure} value={measure} options={measures} word={(one) => MEASURES[one].word} choose={choose} />
+          <Select label="Ranked by" testid="nni-sweep-measure" value={measure} options={measures} word={(one) => MEASURES[one].word} choose={choose} />
         ) : (
           <span>change</span>
         )}
@@ -177,15 +176,15 @@ interface BarProps {
 }
 
 function Bar({ row, measure, span, store }: BarProps) {
-  const selected = rowOf(store.sites.value, row.site) === store.selected.value;
+  const selected = rowKey(store.sites.value, row.site) === store.selected.value;
   const value = row[measure];
   const { show } = MEASURES[measure];
   const share = value === null || span === 0 ? 0 : Math.abs(value) / span;
   return (
-    <li data-testid={ids.sweepRow} data-site={row.site} data-value={exact(value)} aria-current={selected ? "true" : undefined}>
+    <li data-testid="nni-sweep-row" data-site={row.site} data-value={exact(value)} aria-current={selected ? "true" : undefined}>
       <SiteLink store={store} site={row.site} />
       {row.why_not ? (
-        <span class="nni-faint nni-why" title={row.why_not}>
+        <span class="nni-faint nni-reason" title={row.why_not}>
           {row.why_not}
         </span>
       ) : (
@@ -194,7 +193,7 @@ function Bar({ row, measure, span, store }: BarProps) {
             <i data-falls={(value ?? 0) < 0 ? "" : undefined} style={{ width: `${100 * share}%` }} />
           </span>
           <span class={value === null ? "nni-bad" : undefined}>
-            {value === null ? (isAlways(measure) ? "not finite" : NOT_MEASURED) : value === 0 ? "no change" : show(value)}
+            {value === null ? (isAlwaysMeasured(measure) ? "not finite" : NOT_MEASURED) : value === 0 ? "no change" : show(value)}
           </span>
         </>
       )}
@@ -203,4 +202,4 @@ function Bar({ row, measure, span, store }: BarProps) {
 }
 
 /** Without logits there is no figure for predictions. */
-const isAlways = (measure: Measure): boolean => measure === "loss_change" || measure === "output_change";
+const isAlwaysMeasured = (measure: Measure): boolean => measure === "loss_change" || measure === "output_change";

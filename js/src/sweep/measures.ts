@@ -11,12 +11,12 @@ export const MEASURES = {
 export type Measure = keyof typeof MEASURES;
 
 /** Whether the model itself was set to zero, which says nothing about the model: it is no row. */
-export const wholeLeftOut = (sweep: Sweep): boolean => isZeros(sweep) && sweep.rows.some((row) => row.site === "");
+export const omitsModel = (sweep: Sweep): boolean => isZeroSweep(sweep) && sweep.rows.some((row) => row.site === "");
 
-export const isZeros = (sweep: Sweep): boolean => /^(nni\.)?Zero\(/.test(sweep.perturbation);
+export const isZeroSweep = (sweep: Sweep): boolean => /^(nni\.)?Zero\(/.test(sweep.perturbation);
 
 /** Sites that are not finite first, then the largest; sites without a figure last. */
 export function rank(sweep: Sweep, measure: Measure): SweepRow[] {
   const size = (row: SweepRow): number => (row.why_not ? -1 : row[measure] === null ? Infinity : Math.abs(row[measure]));
-  return sweep.rows.filter((row) => !isZeros(sweep) || row.site !== "").sort((a, b) => size(b) - size(a) || 0);
+  return sweep.rows.filter((row) => !isZeroSweep(sweep) || row.site !== "").sort((a, b) => size(b) - size(a) || 0);
 }

@@ -3,22 +3,21 @@
 import type { CurveData } from "../kernel/decode";
 import type { Store } from "../store";
 import { count } from "../ui/format";
-import { More } from "../ui/More";
-import { ids } from "../ui/testids";
+import { Menu } from "../ui/Menu";
 import { canBeLog } from "./curve";
-import type { PassList } from "./passes";
+import type { PassTable } from "./passes";
 import { SPEEDS } from "./timeline";
 
-type Of = { readonly store: Store };
+type StoreProps = { readonly store: Store };
 
 /** Whether new passes arrive. */
 const isLive = (store: Store): boolean => store.progress.value?.running === true;
 
-export function Main({ store, word = false }: Of & { word?: boolean }) {
-  return isLive(store) && !store.timeline.playing.value ? <HoldOrFollow store={store} word={word} /> : <Play store={store} word={word} />;
+export function MainButton({ store, word = false }: StoreProps & { word?: boolean }) {
+  return isLive(store) && !store.timeline.playing.value ? <HoldButton store={store} word={word} /> : <PlayButton store={store} word={word} />;
 }
 
-function HoldOrFollow({ store, word }: Of & { word: boolean }) {
+function HoldButton({ store, word }: StoreProps & { word: boolean }) {
   const following = store.timeline.held.value === null;
   const name = following ? "Hold" : "Follow";
   return (
@@ -27,7 +26,7 @@ function HoldOrFollow({ store, word }: Of & { word: boolean }) {
       class="nni-button nni-time-main"
       aria-label={name}
       aria-pressed={!following}
-      data-testid={ids.pause}
+      data-testid="nni-pause"
       title={following ? "Hold this pass on screen; the run goes on" : "Show the newest pass again"}
       onClick={() => store.setPaused(following)}
     >
@@ -37,7 +36,7 @@ function HoldOrFollow({ store, word }: Of & { word: boolean }) {
   );
 }
 
-function Play({ store: { timeline }, word }: Of & { word: boolean }) {
+function PlayButton({ store: { timeline }, word }: StoreProps & { word: boolean }) {
   const playing = timeline.playing.value;
   const name = playing ? "Stop" : "Play";
   return (
@@ -47,7 +46,7 @@ function Play({ store: { timeline }, word }: Of & { word: boolean }) {
       aria-label={name}
       aria-pressed={playing}
       title={playing ? "Stop playing" : "Play the recorded passes"}
-      data-testid={ids.play}
+      data-testid="nni-play"
       disabled={timeline.passes.value.count < 2}
       onClick={() => (playing ? timeline.stop() : timeline.play())}
     >
@@ -57,7 +56,7 @@ function Play({ store: { timeline }, word }: Of & { word: boolean }) {
   );
 }
 
-export function BackAndForward({ store: { timeline, frame } }: Of) {
+export function StepButtons({ store: { timeline, frame } }: StoreProps) {
   const last = timeline.passes.value.count - 1;
   const button = (name: string, testid: string, sign: string, by: number, end: number) => (
     <button type="button" class="nni-icon" title={name} aria-label={name} data-testid={testid} disabled={last < 1 || !frame.value || timeline.index() === end} onClick={() => timeline.stepBy(by)}>
@@ -66,13 +65,13 @@ export function BackAndForward({ store: { timeline, frame } }: Of) {
   );
   return (
     <>
-      {button("One pass back", ids.stepBack, "◂", -1, 0)}
-      {button("One pass forward", ids.stepForward, "▸", 1, last)}
+      {button("One pass back", "nni-step-back", "◂", -1, 0)}
+      {button("One pass forward", "nni-step-forward", "▸", 1, last)}
     </>
   );
 }
 
-export function Pin({ store }: Of) {
+export function PinButton({ store }: StoreProps) {
   const pinned = store.timeline.pinned.value;
   return (
     <button
@@ -80,7 +79,7 @@ export function Pin({ store }: Of) {
       class="nni-button nni-time-pin"
       aria-pressed={pinned !== null}
       disabled={!store.frame.value && !pinned}
-      data-testid={ids.pin}
+      data-testid="nni-pin"
       title={pinned ? "Compare with no pass" : "Keep this pass to compare others with it"}
       onClick={() => (pinned ? store.timeline.unpin() : store.timeline.pin())}
     >
@@ -89,7 +88,7 @@ export function Pin({ store }: Of) {
   );
 }
 
-interface MenuProps extends Of {
+interface MenuProps extends StoreProps {
   /** Whether it has the steps back and forward. */
   steps?: boolean;
   /** The metric whose axis it changes. */
@@ -103,18 +102,18 @@ export function TimeMenu({ store, steps = false, curve, log = false, toggle }: M
   const { timeline } = store;
   const other = isLive(store) && !timeline.playing.value;
   return (
-    <More label="More about time" testid={ids.timeMenu}>
-      <span class="nni-more-line">
-        {other ? <Play store={store} word /> : <HoldOrFollow store={store} word />}
+    <Menu label="More about time" testid="nni-time-menu">
+      <span class="nni-menu-line">
+        {other ? <PlayButton store={store} word /> : <HoldButton store={store} word />}
         {steps && (
           <span>
-            <BackAndForward store={store} />
+            <StepButtons store={store} />
           </span>
         )}
       </span>
       <label>
         Speed, in passes per second
-        <select value={timeline.speed.value} data-testid={ids.speed} onChange={(event) => (timeline.speed.value = Number(event.currentTarget.value))}>
+        <select value={timeline.speed.value} data-testid="nni-speed" onChange={(event) => (timeline.speed.value = Number(event.currentTarget.value))}>
           {SPEEDS.map((speed) => (
             <option key={speed} value={speed}>
               {speed}
@@ -125,15 +124,15 @@ export function TimeMenu({ store, steps = false, curve, log = false, toggle }: M
       {curve && toggle && canBeLog(curve.points) && (
         <label>
           Logarithmic axis of {curve.name}
-          <input type="checkbox" checked={log} data-testid={ids.metricLog(curve.name)} onChange={() => toggle(curve)} />
+          <input type="checkbox" checked={log} data-testid={`nni-metric-log-${curve.name}`} onChange={() => toggle(curve)} />
         </label>
       )}
-      <p class="nni-faint">{whole(timeline.passes.value)}</p>
-    </More>
+      <p class="nni-faint">{recordedText(timeline.passes.value)}</p>
+    </Menu>
   );
 }
 
-function whole(passes: PassList): string {
+function recordedText(passes: PassTable): string {
   if (passes.count === 0) return "No pass is recorded yet.";
   const gone = passes.thinned > 0 ? `; ${count(passes.thinned)} older ones were thinned out` : "";
   return `${count(passes.count)} passes are recorded, steps ${passes.step(0)} to ${passes.step(passes.count - 1)}${gone}.`;

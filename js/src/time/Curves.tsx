@@ -4,12 +4,11 @@ import type { ComponentChildren } from "preact";
 import { useCallback, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import type { CurveData } from "../kernel/decode";
-import { plain } from "../ui/format";
-import { onSize } from "../ui/size";
-import { ids } from "../ui/testids";
-import { ends, paintCurve, type Marks } from "./curve";
+import { decimal } from "../ui/format";
+import { observeSize } from "../ui/observeSize";
+import { finiteRange, paintCurve, type CurveMarks } from "./curve";
 
-interface Row {
+interface MetricRow {
   readonly curve: CurveData;
   readonly log: boolean;
   readonly possible: boolean;
@@ -19,8 +18,8 @@ interface Row {
 }
 
 interface Props {
-  readonly rows: readonly Row[];
-  readonly marks: Marks;
+  readonly rows: readonly MetricRow[];
+  readonly marks: CurveMarks;
   readonly toggle: (curve: CurveData) => void;
 }
 
@@ -28,21 +27,21 @@ export function Curves({ rows, marks, toggle }: Props) {
   return (
     <div class="nni-curves" tabIndex={rows.length > 0 ? 0 : -1} role="group" aria-label="Metrics over the steps">
       {rows.map((row) => (
-        <One key={row.curve.name} {...row} marks={marks} toggle={toggle} />
+        <MetricPlot key={row.curve.name} {...row} marks={marks} toggle={toggle} />
       ))}
     </div>
   );
 }
 
-function One({ curve, log, possible, value, exactly, gaps, marks, toggle }: Row & Omit<Props, "rows">) {
+function MetricPlot({ curve, log, possible, value, exactly, gaps, marks, toggle }: MetricRow & Omit<Props, "rows">) {
   const { name, points } = curve;
   const plot = useRef<HTMLDivElement>(null);
   const [height, setHeight] = useState(44);
-  useLayoutEffect(() => onSize(plot.current!, () => setHeight(Math.max(plot.current!.clientHeight, 1))), []);
+  useLayoutEffect(() => observeSize(plot.current!, () => setHeight(Math.max(plot.current!.clientHeight, 1))), []);
   const paint = useCallback((area: Area) => paintCurve(area, points, marks, log), [points, marks, log]);
-  const [low, high] = ends(points, log);
+  const [low, high] = finiteRange(points, log);
   return (
-    <figure class="nni-metric" data-testid={ids.metric(name)} data-value={exactly}>
+    <figure class="nni-metric" data-testid={`nni-metric-${name}`} data-value={exactly}>
       <figcaption>
         <span class="nni-metric-name" title={name}>
           {name}
@@ -55,7 +54,7 @@ function One({ curve, log, possible, value, exactly, gaps, marks, toggle }: Row 
               class="nni-link nni-small"
               aria-label={`${log ? "log" : "linear"} axis of ${name}`}
               title={log ? "Show it on a linear axis" : "Show it on a logarithmic axis"}
-              data-testid={ids.metricLog(name)}
+              data-testid={`nni-metric-log-${name}`}
               onClick={() => toggle(curve)}
             >
               {log ? "log" : "linear"}
@@ -65,8 +64,8 @@ function One({ curve, log, possible, value, exactly, gaps, marks, toggle }: Row 
         {gaps}
       </figcaption>
       <span class="nni-metric-ends nni-faint nni-small" aria-hidden="true">
-        <span>{high > -Infinity && plain(high)}</span>
-        <span>{low < Infinity && low !== high && plain(low)}</span>
+        <span>{high > -Infinity && decimal(high)}</span>
+        <span>{low < Infinity && low !== high && decimal(low)}</span>
       </span>
       <div class="nni-metric-plot" ref={plot}>
         <Canvas height={height} label={`${name} over the steps`} paint={paint} />

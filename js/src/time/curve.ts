@@ -8,7 +8,7 @@ import { linear, logarithmic, runs } from "../charts/scale";
 export const INSET = 6;
 
 /** What all curves have in common: the axis of steps, and what is marked on it. */
-export interface Marks {
+export interface CurveMarks {
   /** The newest step. */
   readonly last: number;
   /** The step on screen; NaN if it has none. */
@@ -18,9 +18,9 @@ export interface Marks {
   readonly spans: readonly (readonly [from: number, to: number])[];
 }
 
-export const placeOf = (step: number, last: number, width: number): number => INSET + (last > 0 ? step / last : 0.5) * (width - 2 * INSET);
+export const xOfStep = (step: number, last: number, width: number): number => INSET + (last > 0 ? step / last : 0.5) * (width - 2 * INSET);
 
-export const stepAt = (place: number, last: number, width: number): number =>
+export const stepOfX = (place: number, last: number, width: number): number =>
   Math.min(Math.max((place - INSET) / Math.max(width - 2 * INSET, 1), 0), 1) * last;
 
 /** The value at a step, or at the recorded step before it; NaN if it is not finite, undefined if there is none. */
@@ -35,7 +35,7 @@ export function valueAt(points: Float64Array, step: number): number | undefined 
 }
 
 /** The least and the largest finite value, above 0 only if `positive`; [∞, −∞] if there is none. */
-export function ends(points: Float64Array, positive: boolean): [low: number, high: number] {
+export function finiteRange(points: Float64Array, positive: boolean): [low: number, high: number] {
   let [low, high] = [Infinity, -Infinity];
   for (let i = 1; i < points.length; i += 2) {
     const value = points[i];
@@ -47,22 +47,22 @@ export function ends(points: Float64Array, positive: boolean): [low: number, hig
 }
 
 /** Whether a metric has values that a logarithmic axis can show. */
-export const canBeLog = (points: Float64Array): boolean => ends(points, true)[0] < Infinity;
+export const canBeLog = (points: Float64Array): boolean => finiteRange(points, true)[0] < Infinity;
 
 /** Whether a metric is read better on a logarithmic axis: above 0, and over two decades or more. */
 export function suitsLog(points: Float64Array): boolean {
-  const [low, high] = ends(points, false);
+  const [low, high] = finiteRange(points, false);
   return low > 0 && high >= 100 * low;
 }
 
 /** A curve from top to bottom of the canvas, less the `foot` pixels below it. */
-export function paintCurve(area: Area, points: Float64Array, { last, cursor, spans }: Marks, log: boolean, foot = 0): void {
+export function paintCurve(area: Area, points: Float64Array, { last, cursor, spans }: CurveMarks, log: boolean, foot = 0): void {
   const { context, width, palette } = area;
   const height = area.height - foot;
-  let [low, high] = ends(points, log);
+  let [low, high] = finiteRange(points, log);
   if (!(low <= high)) [low, high] = log ? [1, 10] : [0, 1];
   const scale = log ? logarithmic(low, high) : linear(low, high);
-  const x = (step: number): number => placeOf(step, last, width);
+  const x = (step: number): number => xOfStep(step, last, width);
   const y = (value: number): number => 3 + (1 - scale.at(value)) * (height - 6);
   context.fillStyle = palette.perturb;
   context.globalAlpha = 0.14;
@@ -97,9 +97,9 @@ function paintCursor({ context, palette }: Area, x: number, height: number): voi
 }
 
 /** The track below the curves, `height` pixels at the bottom of the canvas, with the thumb. */
-export function paintTrack(area: Area, { last, cursor, pinned, spans }: Marks, bad: readonly number[], height: number): void {
+export function paintTrack(area: Area, { last, cursor, pinned, spans }: CurveMarks, bad: readonly number[], height: number): void {
   const { context, width, palette } = area;
-  const x = (step: number): number => placeOf(step, last, width);
+  const x = (step: number): number => xOfStep(step, last, width);
   const middle = area.height - height / 2;
   const bar = (color: string, from: number, to: number): void => {
     context.fillStyle = color;
@@ -126,7 +126,7 @@ export function paintTrack(area: Area, { last, cursor, pinned, spans }: Marks, b
 }
 
 /** The steps at which a metric is not finite. */
-export function badSteps(points: Float64Array): number[] {
+export function notFiniteSteps(points: Float64Array): number[] {
   const steps: number[] = [];
   for (let i = 0; i < points.length; i += 2) if (!Number.isFinite(points[i + 1])) steps.push(points[i]);
   return steps;

@@ -4,7 +4,7 @@ import { runs } from "../charts/scale";
 import { Reader } from "../kernel/decode";
 import type { Passes } from "../kernel/protocol";
 
-export interface PassList {
+export interface PassTable {
   readonly count: number;
   readonly thinned: number;
   number(index: number): number;
@@ -17,11 +17,11 @@ export interface PassList {
   indexOf(number: number): number;
 }
 
-const FIELDS = 5;
+const PASS_FIELDS = 5;
 
-export function decodePasses(header: Passes, buffer: DataView | undefined): PassList {
-  const rows = new Reader(header.type, buffer, header.passes * FIELDS).floats(header.passes * FIELDS);
-  const at = (index: number, field: number): number => rows[index * FIELDS + field];
+export function decodePasses(header: Passes, buffer: DataView | undefined): PassTable {
+  const rows = new Reader(header.type, buffer, header.passes * PASS_FIELDS).floats(header.passes * PASS_FIELDS);
+  const at = (index: number, field: number): number => rows[index * PASS_FIELDS + field];
   return {
     count: header.passes,
     thinned: header.thinned,
@@ -43,8 +43,8 @@ export function decodePasses(header: Passes, buffer: DataView | undefined): Pass
 }
 
 /** The steps from which to which something was perturbed. */
-export function perturbedSteps(passes: PassList): (readonly [from: number, to: number])[] {
+export function perturbedSteps(passes: PassTable): (readonly [from: number, to: number])[] {
   return runs(passes.count, passes.perturbed).map(([from, end]) => [passes.step(from), passes.step(end - 1)]);
 }
 
-export const NO_PASSES: PassList = decodePasses({ type: "passes", version: 0, passes: 0, kinds: [], thinned: 0 }, undefined);
+export const NO_PASSES: PassTable = decodePasses({ type: "passes", version: 0, passes: 0, kinds: [], thinned: 0 }, undefined);

@@ -5,26 +5,26 @@
 import { batch, effect, signal, type Signal } from "@preact/signals";
 import type { FrameData } from "../kernel/decode";
 import { CLEAN, OTHER } from "../kernel/protocol";
-import { NO_PASSES, type PassList } from "./passes";
+import { NO_PASSES, type PassTable } from "./passes";
 
 /** The parts of the store that a timeline needs. */
-interface Screen {
+interface Dependencies {
   readonly frame: Signal<FrameData | null>;
   readonly selected: Signal<string | null>;
   showPass(number: number, site: string, settle: (error: string | null) => void): void;
   /** Draw the newest live frame, if there is one. */
-  live(): void;
-  problem(text: string): void;
+  showNewest(): void;
+  reportProblem(text: string): void;
 }
 
-type Role = "held" | "pinned";
+type FrameRole = "held" | "pinned";
 
 /** Passes per second. */
 export const SPEEDS = [1, 2, 5, 10, 20] as const;
 const SELECT_MS = 80;
 
 export class Timeline {
-  readonly passes = signal<PassList>(NO_PASSES);
+  readonly passes = signal<PassTable>(NO_PASSES);
   /** The number of the held pass; null while following. */
   readonly held = signal<number | null>(null);
   readonly pinned = signal<FrameData | null>(null);
@@ -36,14 +36,14 @@ export class Timeline {
   readonly pointed = signal<number | null>(null);
 
   private pinnedNumber: number | null = null;
-  private readonly asking = new Map<Role, { again: boolean }>();
+  private readonly requests = new Map<FrameRole, { again: boolean }>();
   private timer: ReturnType<typeof setTimeout> | undefined;
   private selecting: ReturnType<typeof setTimeout> | undefined;
   private site: string | null = null;
   private readonly stopEffect: () => void;
 
-  constructor(private readonly screen: Screen) {
-    this.stopEffect = effect(() => this.selectedIs(screen.selected.value));
+  constructor(private readonly deps: Dependencies) {
+    this.stopEffect = effect(() => this.selectionChanged(deps.selected.value));
   }
 
   close(): void {
@@ -61,7 +61,7 @@ export class Timeline {
   }
 
   /** Take a frame that is not the newest pass; a pinned one is kept here, and one without perturbations. */
-  arrived(frame: FrameData): void {
+  takeFrame(frame: FrameData): void {
     if (frame.header.number <= CLEAN) this.clean.value = frame;
     if (frame.header.number === this.pinnedNumber) this.pinned.value = frame;
   }
@@ -69,13 +69,13 @@ export class Timeline {
   /** Drop everything that was decoded for the old rows. */
   layoutChanged(): void {
     this.pinned.value = this.clean.value = null;
-    this.renew();
+    this.requestAgain();
   }
 
   // ---- actions of the user ----
 
   hold(): void {
-    const shown = this.screen.frame.value;
+    const shown = this.deps.frame.value;
     if (shown && this.held.value === null) this.held.value = shown.header.number;
     this.stop();
   }
@@ -83,7 +83,7 @@ export class Timeline {
   follow(): void {
     this.stop();
     this.held.value = null;
-    this.screen.live();
+    this.deps.showNewest();
   }
 
   /** Show the pass at this place of the strip. */
@@ -127,7 +127,7 @@ export class Timeline {
   play(): void {
     if (this.index() >= this.passes.value.count - 1) this.goTo(0);
     this.playing.value = true;
-    this.next();
+    this.playNext();
   }
 
   stop(): void {
@@ -136,7 +136,7 @@ export class Timeline {
   }
 
   pin(): void {
-    const shown = this.screen.frame.value;
+    const shown = this.deps.frame.value;
     if (!shown) return;
     this.pinnedNumber = shown.header.number;
     this.pinned.value = shown;
@@ -156,50 +156,50 @@ export class Timeline {
   /** The place of the pass on screen on the strip. */
   index(): number {
     const passes = this.passes.value;
-    const number = this.held.value ?? this.screen.frame.value?.header.number;
+    const number = this.held.value ?? this.deps.frame.value?.header.number;
     return number === undefined ? passes.count - 1 : Math.max(passes.indexOf(number), 0);
   }
 
   // ---- internals ----
 
-  private next(): void {
+  private playNext(): void {
     this.timer = setTimeout(() => {
       if (!this.playing.value) return;
       const index = this.index();
       if (index >= this.passes.value.count - 1) return this.follow();
-      if (!this.asking.has("held")) this.goTo(index + 1); // if the kernel is behind, skip nothing
-      this.next();
+      if (!this.requests.has("held")) this.goTo(index + 1); // if the kernel is behind, skip nothing
+      this.playNext();
     }, 1000 / this.speed.value);
   }
 
-  private selectedIs(site: string | null): void {
+  private selectionChanged(site: string | null): void {
     if (site === this.site) return;
     this.site = site;
     clearTimeout(this.selecting);
-    this.selecting = setTimeout(() => this.renew(), SELECT_MS);
+    this.selecting = setTimeout(() => this.requestAgain(), SELECT_MS);
   }
 
-  private renew(): void {
+  private requestAgain(): void {
     if (this.held.value !== null) this.request("held");
     if (this.pinnedNumber !== null) this.request("pinned");
   }
 
-  private request(role: Role): void {
+  private request(role: FrameRole): void {
     const number = role === "held" ? this.held.value : this.pinnedNumber;
     if (number === null) return;
-    const running = this.asking.get(role);
+    const running = this.requests.get(role);
     if (running) {
       running.again = true;
       return;
     }
     const entry = { again: false };
-    this.asking.set(role, entry);
-    this.screen.showPass(number, this.screen.selected.value ?? "", (error) => {
-      this.asking.delete(role);
+    this.requests.set(role, entry);
+    this.deps.showPass(number, this.deps.selected.value ?? "", (error) => {
+      this.requests.delete(role);
       const wanted = role === "held" ? this.held.value : this.pinnedNumber;
       if (error && wanted === number && !entry.again) {
-        this.screen.problem(error);
-        if (role === "held") this.gone();
+        this.deps.reportProblem(error);
+        if (role === "held") this.keepShownPass();
         else this.unpin();
       }
       if (entry.again) this.request(role);
@@ -207,10 +207,10 @@ export class Timeline {
   }
 
   /** Keep the pass on screen, because the requested one is gone. */
-  private gone(): void {
+  private keepShownPass(): void {
     batch(() => {
       this.stop();
-      this.held.value = this.screen.frame.value?.header.number ?? null;
+      this.held.value = this.deps.frame.value?.header.number ?? null;
     });
   }
 }

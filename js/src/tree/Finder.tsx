@@ -1,13 +1,12 @@
 // The search field at the head of the tree, and its menu: filters, columns, and opening all.
 import type { Store } from "../store";
 import type { Layout } from "../frame/layout";
-import { More } from "../ui/More";
+import { Menu } from "../ui/Menu";
 import { count } from "../ui/format";
-import { ids } from "../ui/testids";
 import { COLUMNS } from "./columns";
 import type { Filter } from "./view";
 
-const WORDS: readonly (readonly [Filter, string])[] = [
+const FILTER_NAMES: readonly (readonly [Filter, string])[] = [
   ["nonfinite", "has NaN or Inf"],
   ["perturbed", "perturbed"],
   ["below", "gradient norm below"],
@@ -16,7 +15,7 @@ const WORDS: readonly (readonly [Filter, string])[] = [
   ["dead", "dead: zeros ≥ 99 %"],
 ];
 
-export function Search({ store }: { store: Store }) {
+export function SearchField({ store }: { store: Store }) {
   const { tree } = store;
   return (
     <input
@@ -26,7 +25,7 @@ export function Search({ store }: { store: Store }) {
       aria-label="Search modules by path, type, glob (blocks/*/mlp) or shape (float32[*,64])"
       spellcheck={false}
       value={tree.query.value}
-      data-testid={ids.search}
+      data-testid="nni-search"
       onInput={(event) => (tree.query.value = event.currentTarget.value)}
       onKeyDown={(event) => {
         if (!["Escape", "ArrowDown", "Enter"].includes(event.key)) return;
@@ -50,8 +49,8 @@ export function TreeMenu({ store, layout }: { store: Store; layout: Layout }) {
   const filters = tree.filters.value;
   const columns = new Set(tree.columnsFor(layout).map(({ id }) => id));
   return (
-    <More label="Filter, columns, open all" testid={ids.treeMenu} on={filters.size > 0}>
-      <span class="nni-more-line">
+    <Menu label="Filter, columns, open all" testid="nni-tree-menu" on={filters.size > 0}>
+      <span class="nni-menu-line">
         <button type="button" class="nni-button" onClick={() => store.openAll(true)}>
           ⊞ Open all
         </button>
@@ -61,9 +60,9 @@ export function TreeMenu({ store, layout }: { store: Store; layout: Layout }) {
       </span>
       <fieldset>
         <legend>Filter</legend>
-        {WORDS.map(([filter, words]) => (
+        {FILTER_NAMES.map(([filter, words]) => (
           <label key={filter}>
-            <input type="checkbox" checked={filters.has(filter)} data-testid={ids.filter(filter)} onChange={(event) => tree.filter(filter, event.currentTarget.checked)} />
+            <input type="checkbox" checked={filters.has(filter)} data-testid={`nni-filter-${filter}`} onChange={(event) => tree.filter(filter, event.currentTarget.checked)} />
             {words}
             {(filter === "below" || filter === "above") && (
               <input
@@ -72,7 +71,7 @@ export function TreeMenu({ store, layout }: { store: Store; layout: Layout }) {
                 min={0}
                 aria-label={`${words} this`}
                 value={tree[filter].value}
-                data-testid={ids.bound(filter)}
+                data-testid={`nni-filter-${filter}-number`}
                 onInput={(event) => {
                   const bound = event.currentTarget.valueAsNumber;
                   if (!Number.isNaN(bound)) tree[filter].value = bound;
@@ -86,27 +85,27 @@ export function TreeMenu({ store, layout }: { store: Store; layout: Layout }) {
         <legend>Columns</legend>
         {COLUMNS.map(({ id, name }) => (
           <label key={id}>
-            <input type="checkbox" checked={columns.has(id)} data-testid={ids.column(id)} onChange={(event) => tree.choose(id, event.currentTarget.checked)} />
+            <input type="checkbox" checked={columns.has(id)} data-testid={`nni-column-${id}`} onChange={(event) => tree.choose(id, event.currentTarget.checked)} />
             {name}
           </label>
         ))}
       </fieldset>
-    </More>
+    </Menu>
   );
 }
 
 /** The text that says that rows are left out or sorted, with a way back to the whole tree. */
-export function Narrowed({ store }: { store: Store }) {
+export function TreeStatus({ store }: { store: Store }) {
   const { tree } = store;
   const total = store.sites.value?.list.length ?? 0;
   const sort = tree.sort.value;
   const column = sort && COLUMNS.find((c) => c.id === sort.by);
-  const filters = WORDS.filter(([filter]) => tree.filters.value.has(filter)).map(([filter, words]) =>
+  const filters = FILTER_NAMES.filter(([filter]) => tree.filters.value.has(filter)).map(([filter, words]) =>
     filter === "below" || filter === "above" ? `${words} ${tree[filter].value}` : words,
   );
   if (!sort && !tree.narrowed.value) return null;
   return (
-    <p class="nni-narrowed" role="status">
+    <p class="nni-tree-status" role="status">
       <b data-value={String(tree.matched.value)}>
         {tree.narrowed.value ? `${count(tree.matched.value)} of ${count(total)} match` : `${count(total)} modules`}
       </b>
@@ -117,7 +116,7 @@ export function Narrowed({ store }: { store: Store }) {
         </span>
       )}
       <span class="nni-grow" />
-      <button type="button" class="nni-link" data-testid={ids.clear} onClick={() => tree.clear()}>
+      <button type="button" class="nni-link" data-testid="nni-clear" onClick={() => tree.clear()}>
         Clear
       </button>
     </p>

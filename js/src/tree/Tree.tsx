@@ -4,14 +4,13 @@
 import { useCallback, useEffect, useId, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import type { Store } from "../store";
 import { ROW_HEIGHT, type Layout } from "../frame/layout";
-import { onSize } from "../ui/size";
-import { ids } from "../ui/testids";
-import { gridOf } from "./columns";
-import { Head } from "./Head";
-import { actionOf } from "./keyboard";
+import { observeSize } from "../ui/observeSize";
+import { columnGrid } from "./columns";
+import { TreeHead } from "./TreeHead";
+import { keyAction } from "./keyboard";
 import { Row, rowId } from "./rows/Row";
-import { Narrowed } from "./Finder";
-import { scrollTo, windowOf } from "./visible";
+import { TreeStatus } from "./Finder";
+import { scrollTo, rowsInView } from "./visible";
 
 export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   const scroller = useRef<HTMLDivElement>(null);
@@ -26,10 +25,10 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   const open = tree.open.value;
   const columns = tree.columnsFor(layout);
   const names = columns.map(({ id }) => id).join(" ");
-  const { grid, least } = useMemo(() => gridOf(columns, sites?.list ?? []), [names, sites]);
+  const { grid, least } = useMemo(() => columnGrid(columns, sites?.list ?? []), [names, sites]);
   const listed = tree.sort.value !== null;
   const selected = store.selectedIndex.value;
-  const reveal = store.reveal.value;
+  const reveal = store.revealCount.value;
 
   useLayoutEffect(() => {
     const element = scroller.current!;
@@ -44,7 +43,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
       setHeight(height);
       whole.current!.style.setProperty("--nni-gutter", `${element.offsetWidth - element.clientWidth}px`);
     };
-    return onSize(element, measure);
+    return observeSize(element, measure);
   }, [store, tree]);
 
   useEffect(() => {
@@ -64,7 +63,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
       if (!current || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.target !== event.currentTarget) return; // a button in a row handles its own keys
       const flat = tree.sort.value !== null;
-      const action = actionOf(event.key, current, tree.rows.value, tree.open.value, store.selectedIndex.value, flat);
+      const action = keyAction(event.key, current, tree.rows.value, tree.open.value, store.selectedIndex.value, flat);
       if (!action) return;
       event.preventDefault();
       event.stopPropagation();
@@ -78,13 +77,13 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
   );
   const hover = useCallback((index: number) => (store.pointed.value = index), [store]);
 
-  const [first, end] = windowOf(scrollTop, height, rows.length);
+  const [first, end] = rowsInView(scrollTop, height, rows.length);
   const inView = rows.slice(first, end);
   const activeRow = selected >= 0 && inView.includes(selected);
   return (
     <section ref={whole} class="nni-tree" aria-label="Modules" style={{ "--nni-grid": grid, "--nni-least": `${least}px` }}>
       <div class="nni-grid" data-sideways={sideways}>
-        <Head id={head} store={store} columns={columns} layout={layout} />
+        <TreeHead id={head} store={store} columns={columns} layout={layout} />
         <div
           ref={scroller}
           class="nni-rows"
@@ -95,7 +94,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
           aria-rowcount={rows.length + 1}
           aria-colcount={columns.length + 1}
           aria-activedescendant={activeRow ? rowId(sites!, selected) : undefined}
-          data-testid={ids.tree}
+          data-testid="nni-tree"
           onKeyDown={onKeyDown}
           onPointerLeave={() => (store.pointed.value = -1)}
           onScroll={(event) => {
@@ -126,7 +125,7 @@ export function Tree({ store, layout }: { store: Store; layout: Layout }) {
           {!sites && <p class="nni-empty">Nothing to show yet.</p>}
         </div>
       </div>
-      <Narrowed store={store} />
+      <TreeStatus store={store} />
     </section>
   );
 }

@@ -1,8 +1,8 @@
 // The columns that the tree can show: the content of each, and how it is sorted and compared.
 // Invariant: a figure that was not measured is NaN here, whatever the reason.
-import { rowFigure, statistic, type FrameData } from "../kernel/decode";
+import { rowStatistic, statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES, ROW_FIGURES, type Site, type Statistic } from "../kernel/protocol";
-import type { Comparison } from "../time/compare";
+import type { Comparison } from "../time/comparison";
 import type { Layout } from "../frame/layout";
 import { NOT_MEASURED, compact, count, percent, real, shortType } from "../ui/format";
 
@@ -17,7 +17,7 @@ export interface Column {
   readonly least: number;
   /** The value to sort by; a text is sorted from A to Z first. */
   readonly text?: (site: Site) => string;
-  readonly value?: (site: Site, frame: FrameData | null, index: number, moved: Moved) => number;
+  readonly value?: (site: Site, frame: FrameData | null, index: number, moved: OutputChanges) => number;
   readonly show?: (value: number) => string;
   /** How it is compared with a pinned pass; undefined if it cannot be compared. */
   readonly comparison?: Comparison;
@@ -29,81 +29,81 @@ export interface Column {
 }
 
 /** How far the output of each site moved by the perturbations, by its key. */
-export type Moved = ReadonlyMap<string, number>;
+export type OutputChanges = ReadonlyMap<string, number>;
 
 const OUTPUT = QUANTITIES.indexOf("output");
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
-const figure =
+const siteStatistic =
   (quantity: number, name: Statistic) =>
   (_: Site, frame: FrameData | null, index: number): number =>
     frame ? statistic(frame, index, quantity, name) : NaN;
 
-function notFinite(_: Site, frame: FrameData | null, index: number): number {
+function notFiniteCount(_: Site, frame: FrameData | null, index: number): number {
   const counted = [OUTPUT, GRADIENT].map(
-    (q) => figure(q, "nan")(_, frame, index) + figure(q, "posinf")(_, frame, index) + figure(q, "neginf")(_, frame, index),
+    (q) => siteStatistic(q, "nan")(_, frame, index) + siteStatistic(q, "posinf")(_, frame, index) + siteStatistic(q, "neginf")(_, frame, index),
   );
   const known = counted.filter((n) => !Number.isNaN(n));
   return known.length === 0 ? NaN : known.reduce((a, b) => a + b);
 }
 
-export function zerosOf(frame: FrameData | null, index: number): number {
+export function zeroFraction(frame: FrameData | null, index: number): number {
   return frame ? statistic(frame, index, OUTPUT, "zeros") / statistic(frame, index, OUTPUT, "size") : NaN;
 }
 
-const rowOf =
+const parameterStatistic =
   (name: (typeof ROW_FIGURES)[number]) =>
   (_: Site, frame: FrameData | null, index: number): number =>
-    frame ? rowFigure(frame, index, name) : NaN;
+    frame ? rowStatistic(frame, index, name) : NaN;
 
-function notFiniteGradient(frame: FrameData | null, index: number): string {
+function notFiniteName(frame: FrameData | null, index: number): string {
   if (!frame) return "";
   const [nan, up, down] = (["nan", "posinf", "neginf"] as const).map((name) => statistic(frame, index, GRADIENT, name));
   return nan > 0 ? "NaN" : up > 0 || down > 0 ? "Inf" : "";
 }
 
-const number = { width: "66px", least: 66, show: real } as const;
+const NUMBER_COLUMN = { width: "66px", least: 66, show: real } as const;
 
 export const COLUMNS: readonly Column[] = [
   { id: "type", title: "type", name: "Type", width: { letter: 8.5, most: 132, kept: 0 }, least: 44, text: (site) => site.kind },
   { id: "shape", title: "output", name: "Output shape, for the example", width: { letter: 6.7, most: 160, kept: 94 }, least: 46, text: (site) => site.output },
   { id: "parameters", title: "params", name: "Parameters", width: "64px", least: 64, value: (site) => site.parameters, show: compact },
   { id: "flops", title: "FLOPs", name: "FLOPs", width: "64px", least: 64, value: (site) => site.flops ?? NaN, show: compact },
-  { id: "ms", title: "time, ms", name: "Time of a step with submodules, by insp.profile", ...number, value: (site) => site.step_ms ?? NaN },
-  { id: "kept", title: "kept", name: "Bytes kept for the backward pass, with submodules", ...number, value: (site) => site.kept_bytes ?? NaN, show: compact },
-  { id: "possible", title: "of poss.", name: "FLOPs, of those possible in that time", ...number, value: (site) => site.of_possible ?? NaN, show: percent },
+  { id: "ms", title: "time, ms", name: "Time of a step with submodules, by insp.profile", ...NUMBER_COLUMN, value: (site) => site.step_ms ?? NaN },
+  { id: "kept", title: "kept", name: "Bytes kept for the backward pass, with submodules", ...NUMBER_COLUMN, value: (site) => site.kept_bytes ?? NaN, show: compact },
+  { id: "possible", title: "of poss.", name: "FLOPs, of those possible in that time", ...NUMBER_COLUMN, value: (site) => site.of_possible ?? NaN, show: percent },
   { id: "calls", title: "calls", name: "Calls in one pass", width: "48px", least: 48, value: (site) => site.calls, show: count },
   { id: "spark", title: "activations", name: "Activations, as a sparkline", width: "72px", least: 72 },
-  { id: "mean", title: "mean", name: "Activation mean", ...number, value: figure(OUTPUT, "mean"), comparison: "difference" },
-  { id: "std", title: "std", name: "Activation std", ...number, value: figure(OUTPUT, "std"), comparison: "ratio" },
-  { id: "norm", title: "‖activ.‖", name: "Activation norm", ...number, value: figure(OUTPUT, "norm"), comparison: "ratio" },
-  { id: "min", title: "min", name: "Activation min", ...number, value: figure(OUTPUT, "min"), comparison: "difference" },
-  { id: "max", title: "max", name: "Activation max", ...number, value: figure(OUTPUT, "max"), comparison: "difference" },
-  { id: "zeros", title: "zeros", name: "Activation zeros, in percent", ...number, value: (_, frame, i) => zerosOf(frame, i), show: percent, comparison: "points" },
-  { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...number, value: figure(GRADIENT, "norm"), comparison: "ratio", bad: notFiniteGradient },
-  { id: "update", title: "Δw ÷ w", name: "Norm of the update, divided by the norm of the weights", ...number, value: rowOf("update_ratio"), comparison: "ratio" },
-  { id: "lost", title: "Δw lost", name: "Update that the parameter's dtype rounds to nothing, in percent of its elements", ...number, value: rowOf("update_lost"), show: percent, comparison: "points" },
-  { id: "weights", title: "‖w‖", name: "Norm of the parameters", ...number, value: rowOf("parameter_norm"), comparison: "ratio" },
-  { id: "weight-gradient", title: "‖∇w‖", name: "Norm of the parameters' gradient", ...number, value: rowOf("parameter_gradient_norm"), comparison: "ratio" },
+  { id: "mean", title: "mean", name: "Activation mean", ...NUMBER_COLUMN, value: siteStatistic(OUTPUT, "mean"), comparison: "difference" },
+  { id: "std", title: "std", name: "Activation std", ...NUMBER_COLUMN, value: siteStatistic(OUTPUT, "std"), comparison: "ratio" },
+  { id: "norm", title: "‖activ.‖", name: "Activation norm", ...NUMBER_COLUMN, value: siteStatistic(OUTPUT, "norm"), comparison: "ratio" },
+  { id: "min", title: "min", name: "Activation min", ...NUMBER_COLUMN, value: siteStatistic(OUTPUT, "min"), comparison: "difference" },
+  { id: "max", title: "max", name: "Activation max", ...NUMBER_COLUMN, value: siteStatistic(OUTPUT, "max"), comparison: "difference" },
+  { id: "zeros", title: "zeros", name: "Activation zeros, in percent", ...NUMBER_COLUMN, value: (_, frame, i) => zeroFraction(frame, i), show: percent, comparison: "points" },
+  { id: "gradient", title: "‖gradient‖", name: "Gradient norm", ...NUMBER_COLUMN, value: siteStatistic(GRADIENT, "norm"), comparison: "ratio", bad: notFiniteName },
+  { id: "update", title: "Δw ÷ w", name: "Norm of the update, divided by the norm of the weights", ...NUMBER_COLUMN, value: parameterStatistic("update_ratio"), comparison: "ratio" },
+  { id: "lost", title: "Δw lost", name: "Update that the parameter's dtype rounds to nothing, in percent of its elements", ...NUMBER_COLUMN, value: parameterStatistic("update_lost"), show: percent, comparison: "points" },
+  { id: "weights", title: "‖w‖", name: "Norm of the parameters", ...NUMBER_COLUMN, value: parameterStatistic("parameter_norm"), comparison: "ratio" },
+  { id: "weight-gradient", title: "‖∇w‖", name: "Norm of the parameters' gradient", ...NUMBER_COLUMN, value: parameterStatistic("parameter_gradient_norm"), comparison: "ratio" },
   { id: "moved", title: "moved", name: "Change of the output by the perturbations, in percent of its norm", width: "60px", least: 60, value: (site, _, __, moved) => moved.get(site.key) ?? NaN, show: percent, meter: true },
-  { id: "gradient-std", title: "grad. std", name: "Gradient std", ...number, value: figure(GRADIENT, "std"), comparison: "ratio" },
-  { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...number, value: notFinite, show: count, comparison: "difference", alarming: true },
+  { id: "gradient-std", title: "grad. std", name: "Gradient std", ...NUMBER_COLUMN, value: siteStatistic(GRADIENT, "std"), comparison: "ratio" },
+  { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...NUMBER_COLUMN, value: notFiniteCount, show: count, comparison: "difference", alarming: true },
 ]; // prettier-ignore
 
 /** The columns that a layout has, unless others were chosen. That of the update is there once one was seen; while
  * something is perturbed, how far it moved stands in its place. After `insp.profile` there is the time. */
-export function atFirst(layout: Layout, perturbed: boolean, updates: boolean, profiled: boolean): ReadonlySet<string> {
+export function defaultColumns(layout: Layout, perturbed: boolean, updates: boolean, profiled: boolean): ReadonlySet<string> {
   const more = { narrow: [], medium: ["type", "shape"], side: [], wide: ["shape"] }[layout];
   return new Set([...more, "spark", "gradient", profiled ? "ms" : "", ...(perturbed ? ["moved"] : updates ? ["update"] : [])]);
 }
 
 /** The least width of the module's own column, which gets the width that remains: of the longest name two badges and
  * its place in the tree included, but no more than `NAME_MOST` pixels or a third. */
-const NAME_MOST = 112;
+const NAME_WIDTH = 112;
 const GAP = 8;
 
 /** The columns as a grid, and the width below which the rows scroll sideways. */
-export function gridOf(columns: readonly Column[], sites: readonly Site[]): { readonly grid: string; readonly least: number } {
+export function columnGrid(columns: readonly Column[], sites: readonly Site[]): { readonly grid: string; readonly least: number } {
   const sized = columns.map(({ width, least, text }) => {
     if (typeof width === "string") return { width, least };
     const longest = sites.reduce((most, site) => Math.max(most, shortType(text!(site)).length), 0);
@@ -112,13 +112,13 @@ export function gridOf(columns: readonly Column[], sites: readonly Site[]): { re
     return { width: `minmax(${kept}px, ${needed}px)`, least: kept };
   });
   const needed = sites.reduce((most, site) => Math.max(most, 12 * site.depth + 7 * site.name.length), 0) + 75;
-  const name = { width: `minmax(min(${needed}px, max(${NAME_MOST}px, min(176px, 30%))), 1fr)`, least: Math.min(needed, NAME_MOST) };
+  const name = { width: `minmax(min(${needed}px, max(${NAME_WIDTH}px, min(176px, 30%))), 1fr)`, least: Math.min(needed, NAME_WIDTH) };
   return {
     grid: [name, ...sized].map((column) => column.width).join(" "),
     least: [name, ...sized].reduce((sum, column) => sum + column.least + GAP, 12),
   };
 }
 
-export function shown(column: Column, value: number): string {
+export function columnText(column: Column, value: number): string {
   return Number.isNaN(value) ? NOT_MEASURED : column.show!(value);
 }

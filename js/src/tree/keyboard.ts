@@ -2,24 +2,24 @@
 // perturbation. Invariant: only decides; the caller acts. A key without an action gives null.
 import type { Sites } from "../kernel/sites";
 
-type Action =
+type TreeAction =
   | { do: "go"; index: number }
   | { do: "open" | "close"; index: number }
   | { do: "toggle"; index: number }
   | { do: "openAll" };
 
 /** A list (`flat`) has nothing to open or close. */
-export function actionOf(
+export function keyAction(
   key: string,
   sites: Sites,
   rows: readonly number[],
   open: ReadonlySet<string>,
   selected: number,
   flat = false,
-): Action | null {
+): TreeAction | null {
   if (rows.length === 0) return null;
   const at = rows.indexOf(selected);
-  const go = (row: number): Action => ({ do: "go", index: rows[Math.min(Math.max(row, 0), rows.length - 1)] });
+  const go = (row: number): TreeAction => ({ do: "go", index: rows[Math.min(Math.max(row, 0), rows.length - 1)] });
   switch (key) {
     case "ArrowDown":
       return go(at + 1);

@@ -4,30 +4,30 @@
 // Invariant: only the site's own text decides; case matters in globs only.
 import type { Site } from "../kernel/protocol";
 
-type Test = (site: Site) => boolean;
+type SiteTest = (site: Site) => boolean;
 
 const SHAPE = /^((?:b?float|bf|f|u?int|u|i|complex|c|bool|key)[\w<>]*)?\[([\d*,.\s]*)\]$/i;
 
-export function testOf(query: string): Test | null {
-  const tests = query.trim().split(/\s+/).filter(Boolean).map(ofWord);
+export function parseQuery(query: string): SiteTest | null {
+  const tests = query.trim().split(/\s+/).filter(Boolean).map(wordTest);
   return tests.length === 0 ? null : (site) => tests.every((test) => test(site));
 }
 
-function ofWord(word: string): Test {
+function wordTest(word: string): SiteTest {
   const shape = SHAPE.exec(word);
-  if (shape) return ofShape(shape[1] ?? "", shape[2]);
-  if (word.includes("*")) return ofGlob(word);
+  if (shape) return shapeTest(shape[1] ?? "", shape[2]);
+  if (word.includes("*")) return globTest(word);
   const part = word.toLowerCase();
   return (site) => `${site.key}\n${site.name}\n${site.kind}\n${site.aliases.join("\n")}`.toLowerCase().includes(part);
 }
 
-function ofShape(dtype: string, dims: string): Test {
+function shapeTest(dtype: string, dims: string): SiteTest {
   const wanted = dims.split(",").map((d) => d.trim()).filter(Boolean); // prettier-ignore
   const name = longName(dtype.toLowerCase());
   return (site) => {
     for (const found of site.output.matchAll(/([\w<>]+)\[([\d,]*)\]/g)) {
       if (name !== "" && found[1].toLowerCase() !== name) continue;
-      if (fits(wanted, found[2] === "" ? [] : found[2].split(","), (w, d) => w === "*" || w === d)) return true;
+      if (matchSequence(wanted, found[2] === "" ? [] : found[2].split(","), (w, d) => w === "*" || w === d)) return true;
     }
     return false;
   };
@@ -40,7 +40,7 @@ function longName(dtype: string): string {
   return `${{ bf: "bfloat", f: "float", u: "uint", i: "int", c: "complex" }[short[1]]}${short[2]}`;
 }
 
-function ofGlob(pattern: string): Test {
+function globTest(pattern: string): SiteTest {
   const parts = segments(pattern);
   const memo = new Map<string, RegExp>();
   const one = (wanted: string, segment: string): boolean => {
@@ -51,7 +51,7 @@ function ofGlob(pattern: string): Test {
     }
     return test.test(segment);
   };
-  return (site) => [site.key, ...site.aliases].some((key) => fits(parts, segments(key), one));
+  return (site) => [site.key, ...site.aliases].some((key) => matchSequence(parts, segments(key), one));
 }
 
 function segments(key: string): string[] {
@@ -59,11 +59,11 @@ function segments(key: string): string[] {
 }
 
 /** `*` (or `one`) matches one item, `**` any number; `...` is NumPy's form of `**`. */
-function fits(wanted: readonly string[], found: readonly string[], one: (wanted: string, found: string) => boolean): boolean {
+function matchSequence(wanted: readonly string[], found: readonly string[], one: (wanted: string, found: string) => boolean): boolean {
   if (wanted.length === 0) return found.length === 0;
   const [first, ...rest] = wanted;
   if (first === "**" || first === "...") {
-    return fits(rest, found, one) || (found.length > 0 && fits(wanted, found.slice(1), one));
+    return matchSequence(rest, found, one) || (found.length > 0 && matchSequence(wanted, found.slice(1), one));
   }
-  return found.length > 0 && one(first, found[0]) && fits(rest, found.slice(1), one);
+  return found.length > 0 && one(first, found[0]) && matchSequence(rest, found.slice(1), one);
 }

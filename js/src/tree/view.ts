@@ -5,13 +5,13 @@ import { computed, effect, signal, type ReadonlySignal, type Signal } from "@pre
 import { statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES, ROW_FIGURES } from "../kernel/protocol";
 import type { Sites } from "../kernel/sites";
-import { compare } from "../time/compare";
+import { compareValues } from "../time/comparison";
 import type { Layout } from "../frame/layout";
-import { COLUMNS, atFirst, zerosOf, type Column, type Moved } from "./columns";
-import { testOf } from "./search";
+import { COLUMNS, defaultColumns, zeroFraction, type Column, type OutputChanges } from "./columns";
+import { parseQuery } from "./search";
 import { visibleRows } from "./visible";
 
-export interface Sort {
+export interface TreeSort {
   readonly by: string;
   readonly rising: boolean;
 }
@@ -19,14 +19,14 @@ export interface Sort {
 export type Filter = "nonfinite" | "perturbed" | "below" | "above" | "unmeasured" | "dead";
 
 /** The share of zeros from which a site counts as dead. */
-const DEAD = 0.99;
+const DEAD_FRACTION = 0.99;
 const REORDER_MS = 1000;
 const UPDATE = ROW_FIGURES.indexOf("update_ratio");
-const NONE: Moved = new Map();
+const NO_CHANGES: OutputChanges = new Map();
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
 /** The signals that the rows depend on besides the choices made here. */
-interface Sources {
+interface Dependencies {
   readonly sites: Signal<Sites | null>;
   readonly frame: Signal<FrameData | null>;
   readonly pinned: Signal<FrameData | null>;
@@ -35,7 +35,7 @@ interface Sources {
   readonly perturbed: ReadonlySignal<ReadonlyMap<string, boolean>>;
   /** Whether the effect of perturbations is measured: that of a run which happens elsewhere is not. */
   readonly effects: ReadonlySignal<boolean>;
-  readonly moved: ReadonlySignal<Moved>;
+  readonly moved: ReadonlySignal<OutputChanges>;
 }
 
 export class TreeView {
@@ -43,7 +43,7 @@ export class TreeView {
   readonly query = signal("");
   /** The columns that were chosen or left out; the others depend on the width. */
   readonly choices = signal<ReadonlyMap<string, boolean>>(new Map());
-  readonly sort = signal<Sort | null>(null);
+  readonly sort = signal<TreeSort | null>(null);
   readonly filters = signal<ReadonlySet<Filter>>(new Set());
   readonly below = signal(1e-6);
   readonly above = signal(1e3);
@@ -56,11 +56,11 @@ export class TreeView {
   /** The frame whose figures order and filter the rows. */
   private readonly basis = signal<FrameData | null>(null);
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private since = -Infinity;
+  private reorderedAt = -Infinity;
   private readonly stop: () => void;
 
-  constructor(private readonly from: Sources) {
-    this.stop = effect(() => this.frameIs(from.frame.value, from.held.value));
+  constructor(private readonly deps: Dependencies) {
+    this.stop = effect(() => this.frameChanged(deps.frame.value, deps.held.value));
   }
 
   close(): void {
@@ -70,38 +70,38 @@ export class TreeView {
 
   /** The sites that pass search and filters; null for all. */
   readonly matches = computed<ReadonlySet<number> | null>(() => {
-    const sites = this.from.sites.value;
+    const sites = this.deps.sites.value;
     if (!sites || !this.narrowed.value) return null;
-    const test = testOf(this.query.value);
+    const test = parseQuery(this.query.value);
     const filters = [...this.filters.value];
     const found = new Set<number>();
     sites.list.forEach((site, i) => {
-      if ((!test || test(site)) && filters.every((filter) => this.passes(filter, sites, i))) found.add(i);
+      if ((!test || test(site)) && filters.every((filter) => this.passesFilter(filter, sites, i))) found.add(i);
     });
     return found;
   });
 
   readonly rows = computed<readonly number[]>(() => {
-    const sites = this.from.sites.value;
+    const sites = this.deps.sites.value;
     if (!sites) return [];
     const matches = this.matches.value;
     const sort = this.sort.value;
     const column = COLUMNS.find((c) => c.id === sort?.by);
     if (!sort || (!column && sort.by !== "name")) return visibleRows(sites, this.open.value, matches);
     const listed = matches ? [...matches] : sites.list.map((_, i) => i);
-    return sorted(listed, (i) => (column ? (column.text?.(sites.list[i]) ?? this.figure(column, sites, i)) : sites.list[i].key), sort.rising);
+    return sortRows(listed, (i) => (column ? (column.text?.(sites.list[i]) ?? this.sortValue(column, sites, i)) : sites.list[i].key), sort.rising);
   });
 
   /** The columns that compare with the pinned pass: those whose quantity that pass has. */
   private readonly comparing = computed<ReadonlySet<string>>(() => {
-    const [sites, pinned] = [this.from.sites.value, this.from.pinned.value];
+    const [sites, pinned] = [this.deps.sites.value, this.deps.pinned.value];
     if (!sites || !pinned) return new Set();
-    const has = (column: Column): boolean => sites.list.some((site, i) => !Number.isNaN(column.value!(site, pinned, i, NONE)));
+    const has = (column: Column): boolean => sites.list.some((site, i) => !Number.isNaN(column.value!(site, pinned, i, NO_CHANGES)));
     return new Set(COLUMNS.filter((column) => column.comparison && has(column)).map((column) => column.id));
   });
 
-  get moved(): Moved {
-    return this.from.moved.value;
+  get moved(): OutputChanges {
+    return this.deps.moved.value;
   }
 
   compares(column: Column): boolean {
@@ -109,7 +109,7 @@ export class TreeView {
   }
 
   /** How many sites match; all of them if nothing is left out. */
-  readonly matched = computed(() => this.matches.value?.size ?? this.from.sites.value?.list.length ?? 0);
+  readonly matched = computed(() => this.matches.value?.size ?? this.deps.sites.value?.list.length ?? 0);
 
   /** Sort after a click on a head: largest first (A to Z), smallest first, the tree's own order. */
   sortBy(id: string): void {
@@ -119,11 +119,11 @@ export class TreeView {
     else this.sort.value = now.rising === first ? { by: id, rising: !first } : null;
   }
 
-  private readonly profiled = computed(() => this.from.sites.value?.list.some((site) => site.step_ms !== null) ?? false);
+  private readonly profiled = computed(() => this.deps.sites.value?.list.some((site) => site.step_ms !== null) ?? false);
 
   /** The columns in a view of this layout. */
   columnsFor(layout: Layout): readonly Column[] {
-    const usual = atFirst(layout, this.from.effects.value && this.from.perturbed.value.size > 0, this.updates.value, this.profiled.value);
+    const usual = defaultColumns(layout, this.deps.effects.value && this.deps.perturbed.value.size > 0, this.updates.value, this.profiled.value);
     return COLUMNS.filter(({ id }) => this.choices.value.get(id) ?? usual.has(id));
   }
 
@@ -146,47 +146,47 @@ export class TreeView {
 
   // ---- internals ----
 
-  private frameIs(frame: FrameData | null, held: number | null): void {
+  private frameChanged(frame: FrameData | null, held: number | null): void {
     if (frame && !this.updates.peek()) this.updates.value = frame.rows.some((_, i) => i % ROW_FIGURES.length === UPDATE && !Number.isNaN(frame.rows[i]));
     clearTimeout(this.timer);
-    const wait = this.since + REORDER_MS - performance.now();
+    const wait = this.reorderedAt + REORDER_MS - performance.now();
     const now = held !== null || frame === null || this.basis.peek() === null || wait <= 0;
-    if (now) this.take(frame);
-    else this.timer = setTimeout(() => this.take(this.from.frame.peek()), wait);
+    if (now) this.setBasis(frame);
+    else this.timer = setTimeout(() => this.setBasis(this.deps.frame.peek()), wait);
   }
 
-  private take(frame: FrameData | null): void {
-    this.since = performance.now();
+  private setBasis(frame: FrameData | null): void {
+    this.reorderedAt = performance.now();
     this.basis.value = frame;
   }
 
   /** The frame, if it belongs to these sites: the layout may have changed since. */
-  private fitting(sites: Sites): FrameData | null {
+  private currentFrame(sites: Sites): FrameData | null {
     const basis = this.basis.value;
     return basis && basis.header.layout === sites.id ? basis : null;
   }
 
-  private figure(column: Column, sites: Sites, index: number): number {
+  private sortValue(column: Column, sites: Sites, index: number): number {
     const value = column.value;
     if (!value) return column.id === "spark" ? this.size(sites, index) : NaN;
     const site = sites.list[index];
-    const now = value(site, this.fitting(sites), index, this.from.moved.value);
-    const pinned = this.from.pinned.value;
-    return pinned && this.compares(column) ? compare(column.comparison!, now, value(site, pinned, index, NONE)) : now;
+    const now = value(site, this.currentFrame(sites), index, this.deps.moved.value);
+    const pinned = this.deps.pinned.value;
+    return pinned && this.compares(column) ? compareValues(column.comparison!, now, value(site, pinned, index, NO_CHANGES)) : now;
   }
 
   private size(sites: Sites, index: number): number {
-    const frame = this.fitting(sites);
+    const frame = this.currentFrame(sites);
     return frame ? statistic(frame, index, 0, "size") : NaN;
   }
 
-  private passes(filter: Filter, sites: Sites, index: number): boolean {
-    if (filter === "perturbed") return this.from.perturbed.value.has(sites.list[index].key);
-    const frame = this.fitting(sites);
+  private passesFilter(filter: Filter, sites: Sites, index: number): boolean {
+    if (filter === "perturbed") return this.deps.perturbed.value.has(sites.list[index].key);
+    const frame = this.currentFrame(sites);
     const gradient = frame ? statistic(frame, index, GRADIENT, "norm") : NaN;
     switch (filter) {
       case "nonfinite":
-        return (this.from.bad.value[index] & 1) !== 0;
+        return (this.deps.bad.value[index] & 1) !== 0;
       case "below":
         return gradient < this.below.value;
       case "above":
@@ -194,13 +194,13 @@ export class TreeView {
       case "unmeasured":
         return Number.isNaN(this.size(sites, index));
       case "dead":
-        return zerosOf(frame, index) >= DEAD;
+        return zeroFraction(frame, index) >= DEAD_FRACTION;
     }
   }
 }
 
 /** Stable; unknown values come last in either direction. */
-function sorted<T extends number | string>(rows: number[], value: (index: number) => T, rising: boolean): number[] {
+function sortRows<T extends number | string>(rows: number[], value: (index: number) => T, rising: boolean): number[] {
   const sign = rising ? 1 : -1;
   const known: { index: number; value: T }[] = [];
   const rest: number[] = [];

@@ -3,22 +3,22 @@
 import type { Sites } from "../kernel/sites";
 import { ROW_HEIGHT } from "../frame/layout";
 
-const SPARE = 6;
+const SPARE_ROWS = 6;
 
 /** The most rows that are open at first. */
-const OPEN_AT_FIRST = 500;
+const MOST_OPEN_ROWS = 500;
 /** A stack of more layers than this is closed at first. */
-const LAYERS_AT_FIRST = 16;
+const MOST_OPEN_LAYERS = 16;
 
 /** As many whole levels as stay readable, by keys, so that they survive a new layout. */
-export function openAtFirst(sites: Sites): Set<string> {
+export function initiallyOpen(sites: Sites): Set<string> {
   const open = new Set<string>();
   let level = sites.roots;
   let shown = level.length;
   while (level.length > 0) {
-    const opened = level.filter((i) => sites.children[i].length > 0 && !isLong(sites, i) && sites.list[i].layer < 0 && sites.list[i].kind !== "optimizer");
+    const opened = level.filter((i) => sites.children[i].length > 0 && !isLongStack(sites, i) && sites.list[i].layer < 0 && sites.list[i].kind !== "optimizer");
     const next = opened.flatMap((i) => sites.children[i]);
-    if (shown + next.length > OPEN_AT_FIRST && open.size > 0) break;
+    if (shown + next.length > MOST_OPEN_ROWS && open.size > 0) break;
     for (const i of opened) open.add(sites.list[i].key);
     shown += next.length;
     level = next;
@@ -27,13 +27,13 @@ export function openAtFirst(sites: Sites): Set<string> {
 }
 
 /** Whether a site has the rows of many single layers. */
-function isLong(sites: Sites, index: number): boolean {
-  return sites.children[index].filter((i) => sites.list[i].layer >= 0).length > LAYERS_AT_FIRST && sites.list[index].layer < 0;
+function isLongStack(sites: Sites, index: number): boolean {
+  return sites.children[index].filter((i) => sites.list[i].layer >= 0).length > MOST_OPEN_LAYERS && sites.list[index].layer < 0;
 }
 
 /** Indices of the rows to show, top to bottom; with `matches`, these and the rows above them. */
 export function visibleRows(sites: Sites, open: ReadonlySet<string>, matches: ReadonlySet<number> | null): number[] {
-  const shown = matches ? leading(sites, matches) : null;
+  const shown = matches ? withAncestors(sites, matches) : null;
   const rows: number[] = [];
   const stack = [...sites.roots].reverse();
   while (stack.length > 0) {
@@ -48,15 +48,15 @@ export function visibleRows(sites: Sites, open: ReadonlySet<string>, matches: Re
   return rows;
 }
 
-function leading(sites: Sites, matches: ReadonlySet<number>): Set<number> {
+function withAncestors(sites: Sites, matches: ReadonlySet<number>): Set<number> {
   const shown = new Set<number>();
   for (const i of matches) for (let at = i; at >= 0 && !shown.has(at); at = sites.list[at].parent) shown.add(at);
   return shown;
 }
 
-export function windowOf(scrollTop: number, height: number, rows: number): [first: number, end: number] {
-  const first = Math.max(Math.floor(scrollTop / ROW_HEIGHT) - SPARE, 0);
-  const end = Math.min(Math.ceil((scrollTop + height) / ROW_HEIGHT) + SPARE, rows);
+export function rowsInView(scrollTop: number, height: number, rows: number): [first: number, end: number] {
+  const first = Math.max(Math.floor(scrollTop / ROW_HEIGHT) - SPARE_ROWS, 0);
+  const end = Math.min(Math.ceil((scrollTop + height) / ROW_HEIGHT) + SPARE_ROWS, rows);
   return [Math.min(first, end), end];
 }
 

@@ -2,7 +2,6 @@
 // Invariants: a badge is never cut; where there is no room it shows its sign, and its word stays its
 // name; perturbed, live, held and saved each look the same and say the same wherever they are.
 import type { ComponentChildren } from "preact";
-import { ids } from "./testids";
 
 interface BadgeProps {
   look?: "bad" | "first" | "on" | "live" | "saved";
@@ -24,11 +23,11 @@ export function Badge({ look, sign, title, testid, value, role, children }: Badg
 }
 
 /** Of a site with a perturbation, on or switched off; nothing for one without. */
-export function Perturbed({ on }: { on: boolean | undefined }) {
+export function PerturbedBadge({ on }: { on: boolean | undefined }) {
   if (on === undefined) return null;
   const title = on ? "A perturbation is on" : "Has a perturbation, switched off";
   return (
-    <Badge look={on ? "on" : undefined} sign={on ? "◆" : "◇"} title={title} testid={ids.badgePerturbed} value={String(on)}>
+    <Badge look={on ? "on" : undefined} sign={on ? "◆" : "◇"} title={title} testid="nni-badge-perturbed" value={String(on)}>
       {on ? "perturbed" : "off"}
     </Badge>
   );

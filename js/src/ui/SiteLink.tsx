@@ -1,5 +1,5 @@
 // The name of a site, which selects its row; plain text where the tree has no row of it.
-import { label, rowOf, type Sites } from "../kernel/sites";
+import { label, rowKey, type Sites } from "../kernel/sites";
 
 interface Props {
   store: { readonly sites: { readonly value: Sites | null }; select(key: string): void };
@@ -13,7 +13,7 @@ interface Props {
 }
 
 export function SiteLink({ store, site, word = label(site), title = word, of = [site] }: Props) {
-  const row = of.map((key) => rowOf(store.sites.value, key)).find((key) => key !== undefined);
+  const row = of.map((key) => rowKey(store.sites.value, key)).find((key) => key !== undefined);
   const text = <bdi>{word}</bdi>;
   if (row === undefined) return <span class="nni-site">{text}</span>;
   return (

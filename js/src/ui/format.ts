@@ -1,7 +1,7 @@
 // Numbers in readable form. Invariants: a number that was not measured is a dash, never "NaN" or 0;
 // four significant digits; big counts in groups of three with thin spaces; a true minus sign.
 
-const THIN = "\u202f";
+const THIN_SPACE = "\u202f";
 export const NOT_MEASURED = "–";
 
 /** A real number, always four significant digits: columns of them do not jitter. */
@@ -28,7 +28,7 @@ export function tick(value: number): string {
 }
 
 /** Without an exponent, as long as that is at most ten digits: for steps and metrics. */
-export function plain(value: number, digits = 3): string {
+export function decimal(value: number, digits = 3): string {
   const size = Math.abs(value);
   if (size >= 1e10 || (size < 1e-7 && size > 0) || !Number.isFinite(value)) return digits === 3 ? tick(value) : real(value);
   if (Number.isInteger(value)) return count(value);
@@ -40,7 +40,7 @@ export function plain(value: number, digits = 3): string {
 export function count(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return NOT_MEASURED;
   if (!Number.isFinite(value)) return real(value);
-  return minus(Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, THIN));
+  return minus(Math.round(value).toString().replace(/\B(?=(\d{3})+$)/g, THIN_SPACE));
 }
 
 /** JAX's own short form, for narrow columns: float32[8,4] -> f32[8,4]. */
@@ -62,9 +62,9 @@ export function bytes(value: number): string {
 
 export function seconds(value: number | null): string {
   if (value === null) return NOT_MEASURED;
-  if (value < 1e-3) return `${trim((value * 1e6).toPrecision(3))}${THIN}µs`;
-  if (value < 1) return `${trim((value * 1e3).toPrecision(3))}${THIN}ms`;
-  return `${trim(value.toPrecision(3))}${THIN}s`;
+  if (value < 1e-3) return `${trim((value * 1e6).toPrecision(3))}${THIN_SPACE}µs`;
+  if (value < 1) return `${trim((value * 1e3).toPrecision(3))}${THIN_SPACE}ms`;
+  return `${trim(value.toPrecision(3))}${THIN_SPACE}s`;
 }
 
 export function percent(fraction: number | null | undefined): string {
@@ -73,7 +73,7 @@ export function percent(fraction: number | null | undefined): string {
   const value = fraction * 100;
   const size = Math.abs(value);
   const text = value === 0 ? "0" : size < 0.01 ? real(value) : size < 1000 ? trim(value.toPrecision(3)) : real(value);
-  return `${minus(text)}${THIN}%`;
+  return `${minus(text)}${THIN_SPACE}%`;
 }
 
 /** A difference, always with its sign. */
@@ -95,7 +95,7 @@ function scaled(value: number, step: number, units: string[]): string {
     unit += 1;
   }
   const digits = Number.isInteger(rest) && Math.abs(rest) < 1000 ? String(rest) : trim(rest.toPrecision(3));
-  return minus(units[unit] === "" ? digits : `${digits}${THIN}${units[unit]}`);
+  return minus(units[unit] === "" ? digits : `${digits}${THIN_SPACE}${units[unit]}`);
 }
 
 function trim(digits: string): string {

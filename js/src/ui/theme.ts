@@ -14,14 +14,14 @@ export function readTheme(): void {
   dark.value = isDark();
 }
 
-let watching = 0;
-let stop: () => void = () => undefined;
+let watchers = 0;
+let stopObserving: () => void = () => undefined;
 
 /** Follow the host's theme, with one observer for all; call the returned function to end. */
 export function watchTheme(): () => void {
-  if (watching++ === 0) stop = observe();
+  if (watchers++ === 0) stopObserving = observe();
   return () => {
-    if (--watching === 0) stop();
+    if (--watchers === 0) stopObserving();
   };
 }
 

@@ -2,15 +2,15 @@
 // map from cells to places is the inverse of the map back; colours mean the same as in the panel
 // "Values"; units that are dead, not finite or off are also marked by a shape.
 import type { Area } from "../charts/Canvas";
-import type { UnitsData, UnitFigure } from "../kernel/decode";
+import type { UnitsData, UnitStatistic } from "../kernel/decode";
 import { isOperation } from "../kernel/sites";
 import type { Site } from "../kernel/protocol";
-import type { Grid as Patches } from "../inputs/pictures";
-import type { Range } from "../values/cells";
+import type { PatchGrid as Patches } from "../inputs/pictures";
+import type { ColourRange } from "../values/cells";
 import { colours, css, shade } from "../charts/colour";
 import { NUMBERS, SIZE, textWidth } from "../charts/text";
 
-interface Grid {
+interface StripGrid {
   readonly columns: number;
   readonly rows: number;
   readonly width: number;
@@ -24,15 +24,15 @@ interface Grid {
 
 const GAP = 1;
 /** The width of a strip of patches, and how much of the picture its cells let through. */
-const PICTURE = 224;
-const THROUGH = 0.5;
+const PICTURE_WIDTH = 224;
+const PICTURE_SHARE = 0.5;
 
 /** Cells as large as fit: one row of tall cells for few units, many rows of small ones for many. Patches
  * of a picture lie as in it, below the units that are none. */
-export function gridOf(units: number, width: number, patches?: Patches | null): Grid {
+export function stripGrid(units: number, width: number, patches?: Patches | null): StripGrid {
   const room = Math.max(width, 40);
   if (patches) {
-    const size = Math.min(PICTURE, room) / patches.columns;
+    const size = Math.min(PICTURE_WIDTH, room) / patches.columns;
     const lead = (patches.columns - (patches.skip % patches.columns)) % patches.columns;
     return { columns: patches.columns, rows: (units + lead) / patches.columns, width: size, height: size, lead, left: 0, below: 0 };
   }
@@ -43,7 +43,7 @@ export function gridOf(units: number, width: number, patches?: Patches | null): 
   return { columns, rows: Math.ceil(units / columns), width: (room - left) / columns, height, lead: 0, left, below: 0 };
 }
 
-export function cellAt(grid: Grid, units: number, x: number, y: number): number | null {
+export function unitAt(grid: StripGrid, units: number, x: number, y: number): number | null {
   const [column, row] = [Math.floor((x - grid.left) / grid.width), Math.floor(y / grid.height)];
   if (column < 0 || column >= grid.columns || row < 0 || row >= grid.rows) return null;
   const unit = row * grid.columns + column - grid.lead;
@@ -51,7 +51,7 @@ export function cellAt(grid: Grid, units: number, x: number, y: number): number 
 }
 
 /** The units along a straight line on the strip, as a pointer goes that skips some. */
-export function lineOf({ columns, lead }: Grid, from: number, to: number): number[] {
+export function unitsOnLine({ columns, lead }: StripGrid, from: number, to: number): number[] {
   const [a, b] = [from + lead, to + lead].map((place) => [Math.floor(place / columns), place % columns] as const);
   const steps = Math.max(Math.abs(b![0] - a![0]), Math.abs(b![1] - a![1]), 1);
   return Array.from({ length: steps + 1 }, (_, i) => {
@@ -61,7 +61,7 @@ export function lineOf({ columns, lead }: Grid, from: number, to: number): numbe
 }
 
 /** The axis that is shown first: of an attention that of the heads, of all else the last. */
-export function firstAxis({ key, output, stacked }: Pick<Site, "key" | "output" | "stacked">): number {
+export function defaultAxis({ key, output, stacked }: Pick<Site, "key" | "output" | "stacked">): number {
   const rank = output.split(",").length - (stacked > 1 ? 1 : 0);
   return isOperation(key) && /@attention(\[\d+\])?$/.test(key) && rank > 3 ? -3 : -1;
 }
@@ -71,7 +71,7 @@ export const isDead = (data: UnitsData, unit: number): boolean => data.figures.d
 
 /** The range of the colours: 0 to 1 for a share, else up to the largest figure, with 0 in the middle
  * if any figure is negative. */
-export function rangeOf(values: Float64Array, figure: UnitFigure): Range {
+export function unitRange(values: Float64Array, figure: UnitStatistic): ColourRange {
   if (figure === "zero_fraction") return { low: 0, high: 1, signed: false };
   let [largest, signed] = [0, false];
   for (const value of values) {
@@ -81,10 +81,10 @@ export function rangeOf(values: Float64Array, figure: UnitFigure): Range {
   return { low: signed ? -largest : 0, high: largest, signed };
 }
 
-interface Painted {
+interface StripContent {
   readonly data: UnitsData;
-  readonly figure: UnitFigure;
-  readonly grid: Grid;
+  readonly figure: UnitStatistic;
+  readonly grid: StripGrid;
   readonly mask: Uint8Array;
   readonly active: number | null;
   readonly dark: boolean;
@@ -92,13 +92,13 @@ interface Painted {
   readonly picture?: { readonly of: HTMLCanvasElement; readonly patches: Patches } | null;
 }
 
-export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, picture }: Painted): void {
+export function paintStrip({ context: c, palette }: Area, { data, figure, grid, mask, active, dark, picture }: StripContent): void {
   const values = data.figures[figure];
-  const range = rangeOf(values, figure);
+  const range = unitRange(values, figure);
   const table = colours(range, dark);
   const [w, h] = [grid.width, grid.height];
   c.lineWidth = 1;
-  numberThem(c, palette["text-faint"], grid, values.length);
+  paintNumbers(c, palette["text-faint"], grid, values.length);
   c.save();
   c.translate(grid.left, 0);
   const first = picture ? (picture.patches.skip + grid.lead) / grid.columns : 0;
@@ -111,7 +111,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
     const [x, y] = [(place % grid.columns) * w, Math.floor(place / grid.columns) * h];
     const [cw, ch] = [Math.max(w - GAP, 1), Math.max(h - GAP, 1)];
     const value = values[unit];
-    c.globalAlpha = picture && unit >= picture.patches.skip ? THROUGH : 1;
+    c.globalAlpha = picture && unit >= picture.patches.skip ? PICTURE_SHARE : 1;
     c.fillStyle = palette.line; // an edge: 0 has the colour of the page
     c.fillRect(x, y, cw, ch);
     c.fillStyle = Number.isNaN(value) ? palette.background : css(table, 3 * shade(value, range));
@@ -137,7 +137,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
     if (!mask[unit]) {
       c.fillStyle = palette.perturb;
       c.fillRect(x, y, cw, Math.min(4, ch)); // a bar on top and a frame
-      c.globalAlpha = picture ? THROUGH : 0;
+      c.globalAlpha = picture ? PICTURE_SHARE : 0;
       c.fillRect(x, y, cw, ch);
       c.globalAlpha = 1;
       c.strokeStyle = palette.perturb;
@@ -154,7 +154,7 @@ export function paintStrip({ context: c, palette }: Area, { data, figure, grid, 
 }
 
 /** The numbers of the units: below a single row, and of the first unit of each of several, as many as there is room for. */
-function numberThem(c: CanvasRenderingContext2D, colour: string, grid: Grid, units: number): void {
+function paintNumbers(c: CanvasRenderingContext2D, colour: string, grid: StripGrid, units: number): void {
   if (grid.left + grid.below === 0) return;
   c.fillStyle = colour;
   c.font = NUMBERS;

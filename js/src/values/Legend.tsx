@@ -3,14 +3,13 @@ import { useCallback, useMemo } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { colours, css } from "../charts/colour";
 import { exact, real } from "../ui/format";
-import { ids } from "../ui/testids";
 import { dark } from "../ui/theme";
-import { isBad, rangeOf, type Cells, type Range } from "./cells";
-import type { Pictured } from "./layout";
+import { isBad, colourRange, type Cells, type ColourRange } from "./cells";
+import type { PictureState } from "./layout";
 
-export function Legend({ values, cells }: { values: Pick<Pictured, "robust" | "hue">; cells: Cells }) {
+export function Legend({ values, cells }: { values: Pick<PictureState, "robust" | "hue">; cells: Cells }) {
   const [robust, hue] = [values.robust.value, values.hue.value];
-  const range = useMemo(() => ({ ...rangeOf(cells, robust), hue }), [cells, robust, hue]);
+  const range = useMemo(() => ({ ...colourRange(cells, robust), hue }), [cells, robust, hue]);
   const bad = useMemo(() => cells.mean.some((_, i) => isBad(cells, i)), [cells]);
   return (
     <div class="nni-legend">
@@ -20,7 +19,7 @@ export function Legend({ values, cells }: { values: Pick<Pictured, "robust" | "h
   );
 }
 
-export function ColourBar({ range, show = real }: { range: Range; show?: (value: number) => string }) {
+export function ColourBar({ range, show = real }: { range: ColourRange; show?: (value: number) => string }) {
   const night = dark.value;
   const { low, high, signed, hue } = range;
   const paint = useCallback(
@@ -35,13 +34,13 @@ export function ColourBar({ range, show = real }: { range: Range; show?: (value:
   );
   return (
     <>
-      <span data-testid={ids.legendLow} data-value={exact(low)}>
+      <span data-testid="nni-legend-low" data-value={exact(low)}>
         {show(low)}
       </span>
       <span class="nni-legend-bar">
         <Canvas height={10} label={`Colours from ${show(low)} by ${show((low + high) / 2)} to ${show(high)}`} paint={paint} />
       </span>
-      <span data-testid={ids.legendHigh} data-value={exact(high)}>
+      <span data-testid="nni-legend-high" data-value={exact(high)}>
         {show(high)}
       </span>
     </>

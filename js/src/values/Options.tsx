@@ -1,21 +1,20 @@
 // What the panels "Values" and "Attention" show: the part of the site and the view in sight, and in the
 // menu the axes, the example by its number, the range of the colours, a mask, and reading again.
-import { visible, type InputsState } from "../inputs/state";
+import { visibleText, type InputsState } from "../inputs/state";
 import type { HeldArray, Site } from "../kernel/protocol";
 import { MaskBar } from "../masks/MaskBar";
 import type { Store } from "../store";
-import { Choice } from "../ui/Choice";
-import { More } from "../ui/More";
-import { Pick } from "../ui/Pick";
-import { ids } from "../ui/testids";
-import { fixed, lengthOf, possible, slid, TILES, type Shown, type View } from "./layout";
-import { isEdited, maskOf } from "./mask";
-import type { Part, ValuesState } from "./state";
-import { nameOf, shapeText } from "./text";
+import { ButtonGroup } from "../ui/ButtonGroup";
+import { Menu } from "../ui/Menu";
+import { Select } from "../ui/Select";
+import { fixedIndex, lengthOf, possibleViews, sliderAxes, MOST_TILES, type ViewAxes, type View } from "./layout";
+import { showsMask, pictureMask } from "./pictureMask";
+import type { ValuesPart, ValuesState } from "./state";
+import { arrayName, shapeText } from "./text";
 
-const PARTS: readonly Part[] = ["output", "input", "gradient", "parameter"];
+const PARTS: readonly ValuesPart[] = ["output", "input", "gradient", "parameter"];
 /** What a view is called; the others have their own names. */
-const VIEWS: Partial<Record<View, string>> = { images: "maps", attention: "matrices" };
+const VIEW_NAMES: Partial<Record<View, string>> = { images: "maps", attention: "matrices" };
 
 interface Props {
   store: Store;
@@ -28,31 +27,31 @@ export function ValuesOptions({ store, site }: Props) {
   const parts = PARTS.filter((part) => part === values.part.value || !arrays || arrays.parts.includes(part));
   return (
     <>
-      <Pick label="Part of the site" testid={ids.valuesPart} value={values.part.value} options={parts} choose={(part) => values.setPart(site.key, part)} />
+      <Select label="Part of the site" testid="nni-values-part" value={values.part.value} options={parts} choose={(part) => values.setPart(site.key, part)} />
       {array && shown && (
-        <Pick label="View" testid={ids.valuesView} value={shown.view} options={possible(array, values.patches.value !== null)} word={(view) => VIEWS[view] ?? view} choose={(view) => values.setView(view)} />
+        <Select label="View" testid="nni-values-view" value={shown.view} options={possibleViews(array, values.patches.value !== null)} word={(view) => VIEW_NAMES[view] ?? view} choose={(view) => values.setView(view)} />
       )}
-      <ValuesMore store={store} site={site} />
+      <ValuesMenu store={store} site={site} />
     </>
   );
 }
 
 export function AttentionOptions({ store, site }: Props) {
-  return <ValuesMore store={store} site={site} />;
+  return <ValuesMenu store={store} site={site} />;
 }
 
-function ValuesMore({ store, site }: Props) {
+function ValuesMenu({ store, site }: Props) {
   const values = store.values;
   const [arrays, array, shown] = [values.arrays.value, values.array.value, values.shown.value];
-  const masked = maskOf(store, site);
+  const masked = pictureMask(store, site);
   return (
-    <More label="More about the values">
+    <Menu label="More about the values">
       {(arrays?.perturbed || values.clean.value) && (
-        <span class="nni-more-line">
+        <span class="nni-menu-line">
           perturbations
-          <Choice
+          <ButtonGroup
             label="With or without perturbations"
-            testid={ids.valuesClean}
+            testid="nni-values-clean"
             value={values.clean.value ? "clean" : "perturbed"}
             options={["perturbed", "clean"]}
             choose={(chosen) => values.setClean(site.key, chosen === "clean")}
@@ -68,17 +67,17 @@ function ValuesMore({ store, site }: Props) {
           >
             {arrays.arrays.map((a) => (
               <option key={a.number} value={String(a.number)}>
-                {nameOf(a, arrays)} {shapeText(a)}
+                {arrayName(a, arrays)} {shapeText(a)}
               </option>
             ))}
           </select>
         </label>
       )}
-      {array && shown && <Shapes values={values} array={array} shown={shown} />}
+      {array && shown && <AxisChoices values={values} array={array} shown={shown} />}
       {array && /^complex/.test(array.dtype) && (
-        <span class="nni-more-line">
+        <span class="nni-menu-line">
           complex numbers
-          <Choice
+          <ButtonGroup
             label="Part of complex numbers"
             value={values.component.value === "value" ? "abs" : values.component.value}
             options={["abs", "real", "imag"]}
@@ -87,29 +86,29 @@ function ValuesMore({ store, site }: Props) {
         </span>
       )}
       {array && shown && <Sliders values={values} array={array} shown={shown} inputs={store.inputs} examples />}
-      <span class="nni-more-line">
+      <span class="nni-menu-line">
         colours of
-        <Choice
+        <ButtonGroup
           label="Range of the colours"
           value={values.robust.value ? "1–99 %" : "all"}
           options={["1–99 %", "all"]}
           choose={(chosen) => (values.robust.value = chosen !== "all")}
         />
       </span>
-      {masked && !isEdited(store, masked.mask) && (
-        <span class="nni-more-line">
+      {masked && !showsMask(store, masked.mask) && (
+        <span class="nni-menu-line">
           <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />
         </span>
       )}
       <button type="button" class="nni-button" onClick={() => values.open(site.key)}>
         Read again
       </button>
-    </More>
+    </Menu>
   );
 }
 
 /** Which axes are rows, columns and pictures. */
-function Shapes({ values, array, shown }: { values: ValuesState; array: HeldArray; shown: Shown }) {
+function AxisChoices({ values, array, shown }: { values: ValuesState; array: HeldArray; shown: ViewAxes }) {
   const rank = array.shape.length;
   if (rank < 2) return null;
   return (
@@ -118,9 +117,9 @@ function Shapes({ values, array, shown }: { values: ValuesState; array: HeldArra
       {shown.view !== "patches" && <AxisChoice values={values} array={array} shown={shown} place="columns" title="across" />}
       {(shown.view === "images" || shown.view === "attention") && <AxisChoice values={values} array={array} shown={shown} place="tiles" title="pictures" none="one" />}
       {(shown.view === "tokens" || shown.view === "patches") && (
-        <span class="nni-more-line">
+        <span class="nni-menu-line">
           each token
-          <Choice
+          <ButtonGroup
             label="Shown for each token"
             value={shown.over >= 0 ? "norm" : "one unit"}
             options={["norm", "one unit"]}
@@ -138,7 +137,7 @@ function Shapes({ values, array, shown }: { values: ValuesState; array: HeldArra
 interface SlidersProps {
   values: ValuesState;
   array: HeldArray;
-  shown: Shown;
+  shown: ViewAxes;
   inputs: InputsState;
   /** Those of the examples, which a row of pictures or texts chooses too, or the others. */
   examples: boolean;
@@ -147,9 +146,9 @@ interface SlidersProps {
 /** A slider and a number for each axis of which one index is shown, and for the pages of many pictures. */
 export function Sliders({ values, array, shown, inputs, examples }: SlidersProps) {
   const box = values.box.value;
-  const labels = inputs.labels(array.axes, array.shape, fixed(array, shown, values.index.value));
-  const pages = Math.ceil(lengthOf(array, shown.tiles) / TILES);
-  const axes = slid(array, shown).filter((axis) => (array.axes[axis] === "batch" && inputs.rowOf(values.holdsExamples(axis))) === examples);
+  const labels = inputs.labels(array.axes, array.shape, fixedIndex(array, shown, values.index.value));
+  const pages = Math.ceil(lengthOf(array, shown.tiles) / MOST_TILES);
+  const axes = sliderAxes(array, shown).filter((axis) => (array.axes[axis] === "batch" && inputs.hasExampleRow(values.holdsExamples(axis))) === examples);
   return (
     <>
       {axes.map((axis) => (
@@ -159,8 +158,8 @@ export function Sliders({ values, array, shown, inputs, examples }: SlidersProps
         <Slider
           name={`${array.axes[shown.tiles]}, page`}
           length={pages}
-          value={Math.floor(box.tiles[0] / TILES)}
-          change={(page) => values.setBox({ ...box, tiles: [page * TILES, Math.min((page + 1) * TILES, lengthOf(array, shown.tiles))] })}
+          value={Math.floor(box.tiles[0] / MOST_TILES)}
+          change={(page) => values.setBox({ ...box, tiles: [page * MOST_TILES, Math.min((page + 1) * MOST_TILES, lengthOf(array, shown.tiles))] })}
         />
       )}
     </>
@@ -170,7 +169,7 @@ export function Sliders({ values, array, shown, inputs, examples }: SlidersProps
 interface ChoiceProps {
   values: ValuesState;
   array: HeldArray;
-  shown: Shown;
+  shown: ViewAxes;
   place: "tiles" | "rows" | "columns";
   title: string;
   none?: string;
@@ -180,7 +179,7 @@ function AxisChoice({ values, array, shown, place, title, none }: ChoiceProps) {
   return (
     <label>
       {title}
-      <select value={String(shown[place])} data-testid={ids.valuesAxis(place)} onChange={(event) => values.setAxis(place, Number(event.currentTarget.value))}>
+      <select value={String(shown[place])} data-testid={`nni-values-axis-${place}`} onChange={(event) => values.setAxis(place, Number(event.currentTarget.value))}>
         {none !== undefined && <option value="-1">{none}</option>}
         {none === undefined && shown[place] < 0 && <option value="-1">–</option>}
         {array.axes.map((name, axis) => (
@@ -224,11 +223,11 @@ function Slider({ name, length, value, word, change }: SliderProps) {
         value={value}
         disabled={most === 0}
         aria-label={`${name}, as a number`}
-        data-testid={ids.valuesIndex(name)}
+        data-testid={`nni-values-index-${name}`}
         onInput={(event) => event.currentTarget.value !== "" && change(Number(event.currentTarget.value))}
       />
       <span class="nni-faint">
-        of {length} {typeof word === "string" && <bdi class="nni-word nni-said-word">{visible(word)}</bdi>}
+        of {length} {typeof word === "string" && <bdi class="nni-word nni-quoted-word">{visibleText(word)}</bdi>}
       </span>
     </div>
   );

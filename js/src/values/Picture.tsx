@@ -3,35 +3,34 @@
 // the picture has the focus.
 import { useCallback, useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { fromGrid, gridBox, toGrid, withinGrid } from "../inputs/patches";
-import { exampleOf, type InputsState } from "../inputs/state";
+import { fromGrid, gridBox, toGrid, moveInGrid } from "../inputs/patches";
+import { exampleAt, type InputsState } from "../inputs/state";
 import type { HeldArray } from "../kernel/protocol";
-import { boxed } from "../masks/drawn";
-import type { Mask } from "../masks/mask";
-import { onSize } from "../ui/size";
-import { ids } from "../ui/testids";
+import { fillRectangle } from "../masks/rectangle";
+import type { Mask } from "../masks/requests";
+import { observeSize } from "../ui/observeSize";
 import { dark } from "../ui/theme";
-import { under } from "./Beside";
-import { rangeOf } from "./cells";
-import { fixed, lengthOf, moved, zoomed, type Box, type Cursor, type Pictured, type Shown } from "./layout";
-import { elementAt, gridHeight, paintLine, paintOff, paintPicture, paintWords, places, raster, ROOM, type Words } from "./painting";
+import { underlay } from "./Tiles";
+import { colourRange } from "./cells";
+import { fixedIndex, lengthOf, moveSpan, zoomSpan, type Box, type Cursor, type PictureState, type ViewAxes } from "./layout";
+import { elementAt, gridHeight, paintLine, paintMask, paintPicture, paintWords, layOutTiles, raster, WORD_ROOM, type EdgeWords } from "./painting";
 
-const HEIGHT = { heatmap: 260, images: 300, patches: 300, attention: 300, tokens: 200, line: 180 } as const;
+const HEIGHTS = { heatmap: 260, images: 300, patches: 300, attention: 300, tokens: 200, line: 180 } as const;
 /** How many small pictures stand beside one another, where there is room for that many. */
-const ACROSS = 8;
-const DRAG = 4;
+const MAPS_PER_ROW = 8;
+const DRAG_PIXELS = 4;
 /** The width of the detail from which words stand below the columns too. */
-const WIDE = 720;
+const WIDE_DETAIL = 720;
 
 /** The height of a matrix that is as wide as there is room for, with its words. */
-function matrixHeight(box: Box, width: number, words: Words | undefined): number {
+function matrixHeight(box: Box, width: number, words: EdgeWords | undefined): number {
   const shape = (box.rows[1] - box.rows[0]) / (box.columns[1] - box.columns[0] || 1);
-  const square = Math.max(width - (words?.rows ? ROOM.rows : 0), 40) * Math.min(shape, 2);
-  return Math.round(square) + (words?.columns ? ROOM.columns : 0);
+  const square = Math.max(width - (words?.rows ? WORD_ROOM.rows : 0), 40) * Math.min(shape, 2);
+  return Math.round(square) + (words?.columns ? WORD_ROOM.columns : 0);
 }
 
 /** A mask over the rows and columns of the picture. */
-export interface Drawn {
+export interface PictureMask {
   readonly mask: Mask;
   readonly columns: number;
   readonly editing: boolean;
@@ -39,10 +38,10 @@ export interface Drawn {
 }
 
 interface Props {
-  values: Pictured;
+  values: PictureState;
   inputs: InputsState;
   label: string;
-  drawn: Drawn | null;
+  drawn: PictureMask | null;
   /** Whether only the tile that is shown large is drawn, with the words at its edges. */
   single?: boolean;
   /** The place whose row and column are marked while nothing is pointed at. */
@@ -62,16 +61,16 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
   const [room, setRoom] = useState<readonly [width: number, isWide: boolean]>([0, false]);
   const grid = shown.view === "patches" ? values.patches.value : null;
   const window = grid ? gridBox(box, grid) : box;
-  const below = under(values);
+  const below = underlay(values);
   const [cursor, robust, night] = [values.cursor.value, values.robust.value, dark.value];
   const hue = values.hue.value;
-  const range = useMemo(() => (cells ? { ...rangeOf(cells, robust), hue } : null), [cells, robust, hue]);
+  const range = useMemo(() => (cells ? { ...colourRange(cells, robust), hue } : null), [cells, robust, hue]);
   const picture = useMemo(() => (cells && range ? raster(cells, range, night) : null), [cells, range, night]);
   const [batch, index] = [inputs.inputs.value, values.index.value];
-  const known = useMemo(() => (array ? wordsOf(inputs, array, shown, index) : undefined), [batch, array, shown, index]);
+  const known = useMemo(() => (array ? edgeWords(inputs, array, shown, index) : undefined), [batch, array, shown, index]);
   const words = useMemo(() => known && { rows: known.rows, columns: single && !room[1] ? null : known.columns }, [known, single, room[1]]);
   const maps = shown.view === "images" && box.tiles[1] - box.tiles[0] > 1;
-  const height = single ? matrixHeight(box, room[0], words) : maps && room[0] > 0 ? gridHeight(box, room[0], ACROSS) : HEIGHT[shown.view];
+  const height = single ? matrixHeight(box, room[0], words) : maps && room[0] > 0 ? gridHeight(box, room[0], MAPS_PER_ROW) : HEIGHTS[shown.view];
 
   const paint = useCallback(
     (area: Area) => {
@@ -79,10 +78,10 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
       setTimeout(() => values.setRoom(area.height, area.width));
       if (!cells || !range) return;
       if (shown.view === "line") return paintLine(area, cells, box, range, cursor);
-      const at = places(shown, window, area.width, area.height, words);
+      const at = layOutTiles(shown, window, area.width, area.height, words);
       const here = cursor ?? marked;
       if (picture) paintPicture(area, at, cells, picture, here && grid ? toGrid(here, grid) : here, maps ? undefined : below, maps ? large : -1);
-      if (off) paintOff(area, at, off.mask, off.columns);
+      if (off) paintMask(area, at, off.mask, off.columns);
       if (words) paintWords(area, at, words);
     },
     [cells, range, picture, shown, box, cursor, words, grid, below?.key, large, maps, off?.mask.join(""), marked && Object.values(marked).join()],
@@ -90,7 +89,7 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
 
   const at = (event: MouseEvent): Cursor | null => {
     const rect = ref.current!.getBoundingClientRect();
-    const here = elementAt(places(shown, window, size.current.width, size.current.height, words), event.clientX - rect.left, event.clientY - rect.top);
+    const here = elementAt(layOutTiles(shown, window, size.current.width, size.current.height, words), event.clientX - rect.left, event.clientY - rect.top);
     return here && grid ? fromGrid(here, grid) : here;
   };
   const zoom = (about: Cursor, factor: number): void => {
@@ -98,18 +97,18 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
     const box = values.box.peek()!;
     values.setBox({
       ...box,
-      rows: shown.view === "line" ? box.rows : zoomed(box.rows, lengthOf(array, shown.rows), about.row + 0.5, factor),
-      columns: zoomed(box.columns, lengthOf(array, shown.columns), about.column + 0.5, factor),
+      rows: shown.view === "line" ? box.rows : zoomSpan(box.rows, lengthOf(array, shown.rows), about.row + 0.5, factor),
+      columns: zoomSpan(box.columns, lengthOf(array, shown.columns), about.column + 0.5, factor),
     });
   };
 
   useLayoutEffect(() => {
     const element = ref.current!;
     const measure = (): void => {
-      const now = [Math.floor(element.clientWidth), (element.closest(".nni-detail")?.clientWidth ?? 0) >= WIDE] as const;
+      const now = [Math.floor(element.clientWidth), (element.closest(".nni-detail")?.clientWidth ?? 0) >= WIDE_DETAIL] as const;
       setRoom((old) => (String(old) === String(now) ? old : now));
     };
-    return onSize(element, measure);
+    return observeSize(element, measure);
   }, []);
 
   const wheel = useRef<(event: WheelEvent) => void>(() => undefined);
@@ -136,7 +135,7 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
   /** The mask with the rectangle between two places switched to the other of what the first one is. */
   const struck = (from: Cursor, end: Cursor): Mask => {
     const { mask, columns } = drawn!;
-    return boxed(mask, columns, [from.row, from.column], [end.row, end.column], mask[from.row * columns + from.column] ? 0 : 1);
+    return fillRectangle(mask, columns, [from.row, from.column], [end.row, end.column], mask[from.row * columns + from.column] ? 0 : 1);
   };
   const onPointerMove = (event: PointerEvent): void => {
     const from = drag.current;
@@ -149,14 +148,14 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
       return;
     }
     const [dx, dy] = [event.clientX - from.x, event.clientY - from.y];
-    from.far ||= Math.hypot(dx, dy) > DRAG;
-    const tile = places(shown, box, size.current.width, size.current.height, words).tiles[0]!;
+    from.far ||= Math.hypot(dx, dy) > DRAG_PIXELS;
+    const tile = layOutTiles(shown, box, size.current.width, size.current.height, words).tiles[0]!;
     const by = (span: readonly [number, number], pixels: number, over: number): number => (-pixels / over) * (span[1] - span[0]);
     if (from.far && !grid) {
       values.setBox({
         tiles: whole.tiles,
-        rows: moved(from.box.rows, by(from.box.rows, dy, tile.height), lengthOf(array, shown.rows)),
-        columns: moved(from.box.columns, by(from.box.columns, dx, tile.width), lengthOf(array, shown.columns)),
+        rows: moveSpan(from.box.rows, by(from.box.rows, dy, tile.height), lengthOf(array, shown.rows)),
+        columns: moveSpan(from.box.columns, by(from.box.columns, dx, tile.width), lengthOf(array, shown.columns)),
       });
     }
   };
@@ -177,7 +176,7 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
     const [, tall, wide] = cells?.header.block ?? [1, 1, 1];
     const by = event.shiftKey ? 10 : 1;
     const go = (tile: number, row: number, column: number): void => {
-      if (grid) return values.point(cursor ? withinGrid(here, grid, row, column) : here);
+      if (grid) return values.point(cursor ? moveInGrid(here, grid, row, column) : here);
       const clamp = (n: number, length: number): number => Math.min(Math.max(n, 0), length - 1);
       const to = {
         tile: Math.min(Math.max(here.tile + tile, whole.tiles[0]), whole.tiles[1] - 1),
@@ -187,7 +186,7 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
       values.point(cursor ? to : here);
       if (tile) values.large.value = to.tile;
       const show = (span: readonly [number, number], n: number, length: number): readonly [number, number] =>
-        n < span[0] ? moved(span, n - span[0], length) : n + 1 > span[1] ? moved(span, n + 1 - span[1], length) : span;
+        n < span[0] ? moveSpan(span, n - span[0], length) : n + 1 > span[1] ? moveSpan(span, n + 1 - span[1], length) : span;
       const rows = show(box.rows, to.row, lengthOf(array, shown.rows));
       const columns = show(box.columns, to.column, lengthOf(array, shown.columns));
       if (rows !== box.rows || columns !== box.columns) values.setBox({ ...box, rows, columns });
@@ -224,7 +223,7 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
       role="application"
       tabIndex={0}
       aria-label={`${label}. Arrows move the crosshair, plus and minus zoom, 0 shows all${shown.tiles >= 0 ? ", page keys change the picture, enter opens it" : ""}${drawn?.editing ? ", space switches the place off or on" : ""}.`}
-      data-testid={ids.picture}
+      data-testid="nni-picture"
       onPointerDown={onPointerDown}
       onPointerMove={onPointerMove}
       onPointerUp={onPointerUp}
@@ -242,11 +241,11 @@ export function Picture({ values, inputs, label, drawn, single = false, marked =
 }
 
 /** The words along the rows and columns of a single picture; undefined if none are known. */
-function wordsOf(inputs: InputsState, array: HeldArray, shown: Shown, index: readonly number[]): Words | undefined {
+function edgeWords(inputs: InputsState, array: HeldArray, shown: ViewAxes, index: readonly number[]): EdgeWords | undefined {
   if ((shown.tiles >= 0 && shown.view !== "attention") || shown.view === "line") return undefined;
-  const example = exampleOf(array.axes, array.shape, fixed(array, shown, index), inputs.inputs.value);
+  const example = exampleAt(array.axes, array.shape, fixedIndex(array, shown, index), inputs.inputs.value);
   const along = (axis: number): readonly string[] | null =>
-    axis >= 0 && inputs.holds(array.axes[axis]!, array.shape[axis]!) && inputs.words(example).length > 0 ? inputs.words(example) : null;
+    axis >= 0 && inputs.isPositionAxis(array.axes[axis]!, array.shape[axis]!) && inputs.words(example).length > 0 ? inputs.words(example) : null;
   const words = { rows: along(shown.rows), columns: along(shown.columns) };
   return words.rows || words.columns ? words : undefined;
 }

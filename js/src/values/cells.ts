@@ -1,7 +1,7 @@
 // The buffer of a `values` message -> planes, and the facts of one cell.
 // Invariant: a cell with a value that is not finite is marked as such; 64-bit integers stay exact.
 import type { Values } from "../kernel/protocol";
-import { ProtocolError } from "../kernel/versions";
+import { ProtocolError } from "../kernel/version";
 
 export interface Cells {
   /** Where the cells lie, in elements along tiles, rows and columns. */
@@ -11,13 +11,13 @@ export interface Cells {
   readonly low: Float32Array | Float64Array | null;
   readonly high: Float32Array | Float64Array | null;
   /** How many values of each block are NaN, +Inf and -Inf; null if there are none. */
-  readonly bad: readonly [nan: Plane, posinf: Plane, neginf: Plane] | null;
+  readonly bad: readonly [nan: FloatPlane, posinf: FloatPlane, neginf: FloatPlane] | null;
 }
 /** Cells that were read from the kernel. */
 export type ReadCells = Cells & { readonly header: Values };
-type Plane = Float32Array | Float64Array;
+type FloatPlane = Float32Array | Float64Array;
 
-const SIZE = { float32: 4, float64: 8, int64: 8, uint64: 8 } as const;
+const ITEM_SIZE = { float32: 4, float64: 8, int64: 8, uint64: 8 } as const;
 
 export function decodeValues(header: Values, buffer: DataView | undefined): ReadCells | string[] {
   const view = buffer ?? new DataView(new ArrayBuffer(0));
@@ -25,14 +25,14 @@ export function decodeValues(header: Values, buffer: DataView | undefined): Read
     throw new ProtocolError("values has counts, starts, ends and block of other than three axes.");
   }
   const count = header.counts[0]! * header.counts[1]! * header.counts[2]!;
-  const step = Math.ceil((count * SIZE[header.encoding]) / 8) * 8;
+  const step = Math.ceil((count * ITEM_SIZE[header.encoding]) / 8) * 8;
   if (view.byteLength !== step * header.planes.length) {
     throw new ProtocolError(`The buffer of values has ${view.byteLength} bytes, ${step * header.planes.length} were expected.`);
   }
   // a copy: the message's own buffer may lie at any offset
   const bytes = view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength) as ArrayBuffer;
-  if (header.exact) return exactTexts(header, bytes, count, step);
-  const plane = (name: string): Plane | null => {
+  if (header.exact) return decodeExact(header, bytes, count, step);
+  const plane = (name: string): FloatPlane | null => {
     const at = header.planes.indexOf(name);
     if (at < 0) return null;
     return header.encoding === "float32" ? new Float32Array(bytes, at * step, count) : new Float64Array(bytes, at * step, count);
@@ -44,7 +44,7 @@ export function decodeValues(header: Values, buffer: DataView | undefined): Read
 }
 
 /** The rows whose cells have the greatest norm, greatest first; [] where a cell stands for several values, or for one that is not finite. */
-export function greatest({ header: { block, counts }, mean }: Cells, most: number): number[] {
+export function largestRows({ header: { block, counts }, mean }: Cells, most: number): number[] {
   if (block.some((n) => n > 1) || counts[0] !== 1) return [];
   const norms = Array.from({ length: counts[1]! }, (_, row) => Math.hypot(...mean.subarray(row * counts[2]!, (row + 1) * counts[2]!)));
   if (!norms.every(Number.isFinite)) return [];
@@ -53,7 +53,7 @@ export function greatest({ header: { block, counts }, mean }: Cells, most: numbe
 }
 
 /** Every digit, in a form that Python reads; complex numbers as "real imaginary". */
-function exactTexts(header: Values, bytes: ArrayBuffer, count: number, step: number): string[] {
+function decodeExact(header: Values, bytes: ArrayBuffer, count: number, step: number): string[] {
   const planes = header.planes.map((_, i) => {
     if (header.encoding === "int64") return new BigInt64Array(bytes, i * step, count);
     if (header.encoding === "uint64") return new BigUint64Array(bytes, i * step, count);
@@ -79,7 +79,7 @@ export function cellAt({ header: h }: Cells, tile: number, row: number, column: 
   return (t * h.counts[1]! + r) * h.counts[2]! + c;
 }
 
-export interface Range {
+export interface ColourRange {
   readonly low: number;
   readonly high: number;
   /** Whether zero is in the middle of the range. */
@@ -89,7 +89,7 @@ export interface Range {
 }
 
 /** The range of colours: from the 1st to the 99th percentile of the shown values, or all of them. */
-export function rangeOf(cells: Pick<Cells, "mean" | "low" | "high">, robust: boolean): Range {
+export function colourRange(cells: Pick<Cells, "mean" | "low" | "high">, robust: boolean): ColourRange {
   const finite = cells.mean.filter((v) => Number.isFinite(v)).sort();
   if (finite.length === 0) return { low: 0, high: 1, signed: false };
   let [low, high] = [finite[0]!, finite[finite.length - 1]!];

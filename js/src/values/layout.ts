@@ -1,7 +1,7 @@
 // The use of an array's axes on screen: the view that suits the array, and the request for a window.
 // Invariant: an axis is shown at most once, and every other one has an index within its length.
 import type { ReadonlySignal, Signal } from "@preact/signals";
-import type { Grid } from "../inputs/pictures";
+import type { PatchGrid } from "../inputs/pictures";
 import type { HeldArray, Pictures, ReadValues, Values } from "../kernel/protocol";
 import type { Cells } from "./cells";
 
@@ -9,7 +9,7 @@ const VIEWS = ["heatmap", "images", "patches", "attention", "tokens", "line"] as
 export type View = (typeof VIEWS)[number];
 
 /** Axes by their place in the array's shape; -1 for none. `over`: the axis whose norms are shown. */
-export interface Shown {
+export interface ViewAxes {
   readonly view: View;
   readonly tiles: number;
   readonly rows: number;
@@ -32,15 +32,15 @@ export interface Box {
 type Span = readonly [from: number, to: number];
 
 /** What a picture of cells draws, and what moves it: the panels "Values" and "Attribution" each have their own. */
-export interface Pictured {
+export interface PictureState {
   readonly array: ReadonlySignal<HeldArray | null>;
-  readonly shown: ReadonlySignal<Shown | null>;
+  readonly shown: ReadonlySignal<ViewAxes | null>;
   readonly index: ReadonlySignal<readonly number[]>;
   readonly box: ReadonlySignal<Box | null>;
   /** The cells as they are drawn: positions in the view "patches" as a grid. */
   readonly drawn: ReadonlySignal<Cells | null>;
   /** The grid of patches of the array; null if it has none. */
-  readonly patches: ReadonlySignal<Grid | null>;
+  readonly patches: ReadonlySignal<PatchGrid | null>;
   /** The pictures that may lie under the cells. */
   readonly pictures: ReadonlySignal<Pictures | null>;
   readonly cursor: ReadonlySignal<Cursor | null>;
@@ -63,10 +63,10 @@ export interface Pictured {
   point: (cursor: Cursor | null) => void;
 }
 
-export const TILES = 64;
+export const MOST_TILES = 64;
 
 /** The view that suits an array, by the names of its axes. */
-export function suits(array: HeldArray): View {
+export function defaultView(array: HeldArray): View {
   const has = (...names: string[]): boolean => names.every((name) => array.axes.includes(name));
   if (has("height", "width") || has("kernel height", "kernel width")) return "images";
   if (has("query", "key")) return "attention";
@@ -75,8 +75,8 @@ export function suits(array: HeldArray): View {
 }
 
 /** The views that the names and lengths of an array's axes allow; `patches`: its positions are those of a picture. */
-export function possible(array: HeldArray, patches = false): View[] {
-  const [rank, suited] = [array.shape.length, suits(array)];
+export function possibleViews(array: HeldArray, patches = false): View[] {
+  const [rank, suited] = [array.shape.length, defaultView(array)];
   const named = (pattern: RegExp): boolean => array.axes.some((axis) => pattern.test(axis));
   return VIEWS.filter((view) => {
     if (view === "patches") return patches;
@@ -89,7 +89,7 @@ export function possible(array: HeldArray, patches = false): View[] {
   });
 }
 
-export function shownAs(array: HeldArray, view: View): Shown {
+export function viewAxes(array: HeldArray, view: View): ViewAxes {
   const rank = array.shape.length;
   const named = (...names: string[]): number => array.axes.findIndex((axis) => names.includes(axis));
   const none = { tiles: -1, rows: -1, columns: -1, over: -1 };
@@ -112,7 +112,7 @@ export function shownAs(array: HeldArray, view: View): Shown {
 }
 
 /** The same with another axis in one place; the two axes swap their places. */
-export function withAxis(shown: Shown, place: "tiles" | "rows" | "columns", axis: number): Shown {
+export function withAxis(shown: ViewAxes, place: "tiles" | "rows" | "columns", axis: number): ViewAxes {
   const moved = { ...shown, [place]: axis };
   for (const other of ["tiles", "rows", "columns"] as const) {
     if (other !== place && axis >= 0 && shown[other] === axis) moved[other] = shown[place];
@@ -122,28 +122,28 @@ export function withAxis(shown: Shown, place: "tiles" | "rows" | "columns", axis
 
 export const lengthOf = (array: HeldArray, axis: number): number => (axis < 0 ? 1 : array.shape[axis]!);
 
-export function wholeBox(array: HeldArray, shown: Shown): Box {
+export function wholeBox(array: HeldArray, shown: ViewAxes): Box {
   return {
-    tiles: [0, Math.min(lengthOf(array, shown.tiles), TILES)],
+    tiles: [0, Math.min(lengthOf(array, shown.tiles), MOST_TILES)],
     rows: [0, lengthOf(array, shown.rows)],
     columns: [0, lengthOf(array, shown.columns)],
   };
 }
 
 /** The axes that have sliders. */
-export function slid(array: HeldArray, shown: Shown): number[] {
+export function sliderAxes(array: HeldArray, shown: ViewAxes): number[] {
   return array.shape.map((_, i) => i).filter((i) => ![shown.tiles, shown.rows, shown.columns, shown.over].includes(i));
 }
 
 /** The index along the axes that have sliders, and -1 along those that are shown whole. */
-export function fixed(array: HeldArray, shown: Shown, index: readonly number[]): number[] {
-  const axes = slid(array, shown);
+export function fixedIndex(array: HeldArray, shown: ViewAxes, index: readonly number[]): number[] {
+  const axes = sliderAxes(array, shown);
   return array.shape.map((_, axis) => (axes.includes(axis) ? (index[axis] ?? 0) : -1));
 }
 
-export type Read = Omit<ReadValues, "id">;
+export type ReadRequest = Omit<ReadValues, "id">;
 
-export function request(array: HeldArray, shown: Shown, index: readonly number[], box: Box, most: readonly number[], component: Read["component"]): Read {
+export function readRequest(array: HeldArray, shown: ViewAxes, index: readonly number[], box: Box, most: readonly number[], component: ReadRequest["component"]): ReadRequest {
   const left = (axis: number): number => (shown.over >= 0 && axis > shown.over ? axis - 1 : axis);
   const spans = [box.tiles, box.rows, box.columns].map(([a, b]) => [Math.floor(a), Math.ceil(b)]);
   return {
@@ -161,7 +161,7 @@ export function request(array: HeldArray, shown: Shown, index: readonly number[]
 }
 
 /** Whether two requests or answers are about the same slice, in any window. */
-export function sameSlice(a: Read | Values, b: Read | Values): boolean {
+export function sameSlice(a: ReadRequest | Values, b: ReadRequest | Values): boolean {
   if (a.array !== b.array || a.norm_over !== b.norm_over || a.component !== b.component) return false;
   if (String(a.axes) !== String(b.axes)) return false;
   return a.index.every((n, i) => n === b.index[i] || a.axes.includes(i));
@@ -175,7 +175,7 @@ export function blockFor([from, to]: Span, most: number): number {
 }
 
 /** Whether the received window covers the requested one, at the finest possible resolution. */
-export function covers(has: Values, wants: Read): boolean {
+export function covers(has: Values, wants: ReadRequest): boolean {
   if (has.exact || !sameSlice(has, wants)) return false;
   for (let i = 0; i < 3; i++) {
     if (has.starts[i]! > wants.starts[i]! || has.ends[i]! < wants.ends[i]!) return false;
@@ -185,14 +185,14 @@ export function covers(has: Values, wants: Read): boolean {
 }
 
 /** A window about a point, `factor` times as wide, within the array. */
-export function zoomed(span: Span, length: number, about: number, factor: number): Span {
+export function zoomSpan(span: Span, length: number, about: number, factor: number): Span {
   const least = Math.min(length, 4);
   const width = Math.min(Math.max((span[1] - span[0]) * factor, least), length);
   const share = span[1] > span[0] ? (about - span[0]) / (span[1] - span[0]) : 0.5;
-  return moved([about - share * width, about - share * width + width], 0, length);
+  return moveSpan([about - share * width, about - share * width + width], 0, length);
 }
 
-export function moved([from, to]: Span, by: number, length: number): Span {
+export function moveSpan([from, to]: Span, by: number, length: number): Span {
   const width = Math.min(to - from, length);
   const start = Math.min(Math.max(from + by, 0), length - width);
   return [start, start + width];

@@ -2,11 +2,11 @@
 // way back from a place on the canvas to an element. Invariant: painting and pointer use the same
 // `Places`.
 import type { Area } from "../charts/Canvas";
-import { shortened } from "../inputs/state";
-import { isBad, type Cells, type Range } from "./cells";
+import { shortenWord } from "../inputs/state";
+import { isBad, type Cells, type ColourRange } from "./cells";
 import { css, colours, NOT_FINITE, shade } from "../charts/colour";
 import { NUMBERS, SIZE, textWidth } from "../charts/text";
-import type { Box, Cursor, Shown } from "./layout";
+import type { Box, Cursor, ViewAxes } from "./layout";
 
 interface Rect {
   readonly x: number;
@@ -16,12 +16,12 @@ interface Rect {
 }
 
 /** The words along the edges of a picture, by the number of the row or column. */
-export interface Words {
+export interface EdgeWords {
   readonly rows: readonly string[] | null;
   readonly columns: readonly string[] | null;
 }
 
-interface Places {
+interface TileLayout {
   readonly box: Box;
   readonly tiles: readonly Tile[];
 }
@@ -30,11 +30,11 @@ type Tile = Rect & { readonly tile: number };
 
 const GAP = 4;
 /** The least width of a picture that shows its number. */
-const NUMBERED = 40;
+const LEAST_NUMBERED = 40;
 /** The room for words at the left and below, and how many letters fit in it. */
-export const ROOM = { rows: 78, columns: 76, letters: 11 };
+export const WORD_ROOM = { rows: 78, columns: 76, letters: 11 };
 /** The least height of a row, or width of a column, whose word is shown. */
-const APART = 10;
+const WORD_PIXELS = 10;
 
 /** The height of a grid of pictures that is so wide: in rows of eight, or as many as there are. */
 export function gridHeight(box: Box, width: number, across: number): number {
@@ -42,13 +42,13 @@ export function gridHeight(box: Box, width: number, across: number): number {
   const shape = (box.rows[1] - box.rows[0]) / (box.columns[1] - box.columns[0] || 1);
   const most = Math.max(across, Math.ceil(Math.sqrt(count * 2)));
   const columns = Math.min(count, most) || 1;
-  return Math.ceil(count / columns) * (Math.min(width / columns, LARGEST) * shape) + 1;
+  return Math.ceil(count / columns) * (Math.min(width / columns, LARGEST_MAP) * shape) + 1;
 }
-const LARGEST = 120;
+const LARGEST_MAP = 120;
 
 /** The places of the tiles: one fills the canvas (images keep their shape), several form a grid. */
-export function places(shown: Shown, box: Box, full: number, high: number, words?: Words): Places {
-  const [left, below] = [words?.rows ? ROOM.rows : 0, words?.columns ? ROOM.columns : 0];
+export function layOutTiles(shown: ViewAxes, box: Box, full: number, high: number, words?: EdgeWords): TileLayout {
+  const [left, below] = [words?.rows ? WORD_ROOM.rows : 0, words?.columns ? WORD_ROOM.columns : 0];
   const [width, height] = [full - left, high - below];
   const count = Math.max(1, box.tiles[1] - box.tiles[0]);
   const [rows, columns] = [box.rows[1] - box.rows[0], box.columns[1] - box.columns[0]];
@@ -72,7 +72,7 @@ export function places(shown: Shown, box: Box, full: number, high: number, words
 }
 
 /** The element at a place; null if no tile is there. */
-export function elementAt({ box, tiles }: Places, x: number, y: number): Cursor | null {
+export function elementAt({ box, tiles }: TileLayout, x: number, y: number): Cursor | null {
   const at = tiles.find((r) => x >= r.x && x < r.x + r.width && y >= r.y && y < r.y + r.height);
   if (!at) return null;
   const along = ([from, to]: readonly [number, number], share: number): number => Math.floor(Math.min(from + share * (to - from), Math.ceil(to) - 1));
@@ -82,16 +82,16 @@ export function elementAt({ box, tiles }: Places, x: number, y: number): Cursor 
 const rasters = new WeakMap<Cells, { readonly of: string; readonly canvas: HTMLCanvasElement | null }>();
 
 /** All cells as one picture, tiles one below the other; made once for all that draw it. */
-export function raster(cells: Cells, range: Range, dark: boolean): HTMLCanvasElement | null {
+export function raster(cells: Cells, range: ColourRange, dark: boolean): HTMLCanvasElement | null {
   const of = [range.low, range.high, range.signed, range.hue, dark].join();
   const known = rasters.get(cells);
   if (known?.of === of) return known.canvas;
-  const canvas = rastered(cells, range, dark);
+  const canvas = rasterize(cells, range, dark);
   rasters.set(cells, { of, canvas });
   return canvas;
 }
 
-function rastered(cells: Cells, range: Range, dark: boolean): HTMLCanvasElement | null {
+function rasterize(cells: Cells, range: ColourRange, dark: boolean): HTMLCanvasElement | null {
   const [tiles, rows, columns] = cells.header.counts as [number, number, number];
   if (tiles * rows * columns === 0) return null;
   const canvas = document.createElement("canvas");
@@ -112,13 +112,13 @@ function rastered(cells: Cells, range: Range, dark: boolean): HTMLCanvasElement 
 }
 
 /** What lies under the cells: the input's picture of a tile, which spans `whole`, and how much of it shows. */
-export interface Under {
+export interface Underlay {
   readonly of: (tile: number) => HTMLCanvasElement | null;
   readonly whole: readonly [rows: number, columns: number];
   readonly share: number;
 }
 
-export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null, under?: Under, chosen = -1): void {
+export function paintPicture(area: Area, at: TileLayout, cells: Cells, picture: HTMLCanvasElement, cursor: Cursor | null, under?: Underlay, chosen = -1): void {
   const { context } = area;
   const { starts, ends, block, counts } = cells.header;
   context.imageSmoothingEnabled = false;
@@ -153,15 +153,15 @@ export function paintPicture(area: Area, at: Places, cells: Cells, picture: HTML
     part(0, whole[0], whole[1], wide);
     part(whole[0], tall, whole[1], wide);
     context.globalAlpha = 1;
-    if (at.tiles.length > 1 && rect.tile === chosen) framed(area, rect);
-    if (at.tiles.length > 1 && rect.width >= NUMBERED) numbered(area, rect);
-    if (cursor && cursor.tile === rect.tile) crosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
+    if (at.tiles.length > 1 && rect.tile === chosen) paintFrame(area, rect);
+    if (at.tiles.length > 1 && rect.width >= LEAST_NUMBERED) paintNumber(area, rect);
+    if (cursor && cursor.tile === rect.tile) paintCrosshair(area, rect, [x(cursor.column), x(cursor.column + 1)], [y(cursor.row), y(cursor.row + 1)]);
     context.restore();
   });
 }
 
 /** What a mask over rows and columns switches off, on every picture. */
-export function paintOff({ context, palette }: Area, { box, tiles }: Places, mask: Uint8Array, columns: number): void {
+export function paintMask({ context, palette }: Area, { box, tiles }: TileLayout, mask: Uint8Array, columns: number): void {
   for (const rect of tiles) {
     const [w, h] = [rect.width / (box.columns[1] - box.columns[0]), rect.height / (box.rows[1] - box.rows[0])];
     context.save();
@@ -185,7 +185,7 @@ export function paintOff({ context, palette }: Area, { box, tiles }: Places, mas
 }
 
 /** Words beside the rows and below the columns of a single picture, as many as there is room for. */
-export function paintWords({ context, palette }: Area, { box, tiles }: Places, words: Words): void {
+export function paintWords({ context, palette }: Area, { box, tiles }: TileLayout, words: EdgeWords): void {
   const rect = tiles[0]!;
   context.fillStyle = palette.text;
   context.font = NUMBERS;
@@ -193,12 +193,12 @@ export function paintWords({ context, palette }: Area, { box, tiles }: Places, w
   context.textAlign = "right";
   const along = (texts: readonly string[], [from, to]: readonly [number, number], pixels: number, draw: (text: string, at: number) => void): void => {
     const each = pixels / (to - from || 1);
-    const step = Math.max(1, Math.ceil(APART / each));
+    const step = Math.max(1, Math.ceil(WORD_PIXELS / each));
     let before = -Infinity;
     for (let i = Math.ceil(from / step) * step; i < to && i < texts.length; i += step) {
       const middle = Math.min(Math.max((i + 0.5 - from) * each, SIZE / 2), pixels - SIZE / 2); // the first and the last are whole
-      if (middle - before < APART) continue; // the first and the last are moved towards their neighbours
-      draw(shortened(texts[i]!, ROOM.letters), middle);
+      if (middle - before < WORD_PIXELS) continue; // the first and the last are moved towards their neighbours
+      draw(shortenWord(texts[i]!, WORD_ROOM.letters), middle);
       before = middle;
     }
   };
@@ -215,7 +215,7 @@ export function paintWords({ context, palette }: Area, { box, tiles }: Places, w
 }
 
 /** The number of a picture, in its corner. */
-function numbered({ context, palette }: Area, rect: Tile): void {
+function paintNumber({ context, palette }: Area, rect: Tile): void {
   const text = String(rect.tile);
   context.font = NUMBERS;
   context.textBaseline = "top";
@@ -229,13 +229,13 @@ function numbered({ context, palette }: Area, rect: Tile): void {
   context.fillText(text, rect.x + rect.width - 2, rect.y + 2);
 }
 
-function framed({ context, palette }: Area, rect: Rect): void {
+function paintFrame({ context, palette }: Area, rect: Rect): void {
   context.strokeStyle = palette.focus;
   context.lineWidth = 4;
   context.strokeRect(rect.x, rect.y, rect.width, rect.height);
 }
 
-function crosshair({ context, palette }: Area, rect: Rect, [left, right]: [number, number], [top, bottom]: [number, number]): void {
+function paintCrosshair({ context, palette }: Area, rect: Rect, [left, right]: [number, number], [top, bottom]: [number, number]): void {
   context.globalAlpha = 0.45;
   context.fillStyle = palette.text;
   const [x, y] = [(left + right) / 2, (top + bottom) / 2];
@@ -251,7 +251,7 @@ function crosshair({ context, palette }: Area, rect: Rect, [left, right]: [numbe
 }
 
 /** One line of values: the mean of each block, and the range from its least to its greatest. */
-export function paintLine(area: Area, cells: Cells, box: Box, range: Range, cursor: Cursor | null): void {
+export function paintLine(area: Area, cells: Cells, box: Box, range: ColourRange, cursor: Cursor | null): void {
   const { context, width, height, palette } = area;
   const { starts, ends, block } = cells.header;
   const [from, to] = box.columns;

@@ -3,36 +3,36 @@
 // answer is accepted by its content, not by its time; the picture stays until other cells have
 // come, so that nothing flickers.
 import { batch, computed, signal } from "@preact/signals";
-import { exampleOf, type InputsState } from "../inputs/state";
-import type { Ask, ValueMessage } from "../kernel/bridge";
+import { exampleAt, type InputsState } from "../inputs/state";
+import type { KernelRequest, ValueMessage } from "../kernel/bridge";
 import type { Arrays, HeldArray } from "../kernel/protocol";
 import { decodeValues, type ReadCells } from "./cells";
-import { covers, fixed, lengthOf, possible, request, sameSlice, shownAs, suits, wholeBox, withAxis, type Box, type Cursor, type Pictured, type Read, type Shown, type View } from "./layout";
-import { asGrid, patchesOf } from "../inputs/patches";
+import { covers, fixedIndex, lengthOf, possibleViews, readRequest, sameSlice, viewAxes, defaultView, wholeBox, withAxis, type Box, type Cursor, type PictureState, type ReadRequest, type ViewAxes, type View } from "./layout";
+import { asGrid, patchGrid } from "../inputs/patches";
 
-export type Part = Arrays["part"];
+export type ValuesPart = Arrays["part"];
 
-export class ValuesState implements Pictured {
-  readonly part = signal<Part>("output");
+export class ValuesState implements PictureState {
+  readonly part = signal<ValuesPart>("output");
   readonly clean = signal(false);
   readonly arrays = signal<Arrays | null>(null);
   /** Why there is nothing to show; "" if there is something. */
   readonly problem = signal("");
   readonly busy = signal(false);
   readonly array = signal<HeldArray | null>(null);
-  readonly shown = signal<Shown | null>(null);
+  readonly shown = signal<ViewAxes | null>(null);
   readonly index = signal<readonly number[]>([]);
   readonly box = signal<Box | null>(null);
-  readonly component = signal<Read["component"]>("value");
+  readonly component = signal<ReadRequest["component"]>("value");
   readonly robust = signal(true);
   readonly hue = computed(() => (this.part.value === "gradient" ? "orange" : "blue"));
   readonly cells = signal<ReadCells | null>(null);
   readonly cursor = signal<Cursor | null>(null);
   readonly share = signal(0);
   /** How much of it shows through the map that is laid over it. */
-  readonly through = signal(0.4);
+  readonly overlayShare = signal(0.4);
   readonly pictures = computed(() => this.inputs?.inputs.value?.pictures ?? null);
-  readonly patches = computed(() => this.array.value && patchesOf(this.array.value, this.pictures.value));
+  readonly patches = computed(() => this.array.value && patchGrid(this.array.value, this.pictures.value));
   readonly drawn = computed(() => {
     const [cells, grid] = [this.cells.value, this.patches.value];
     return this.shown.value?.view !== "patches" ? cells : cells && grid && asGrid(cells, grid);
@@ -47,13 +47,13 @@ export class ValuesState implements Pictured {
   readonly exact = signal<string | null>(null);
 
   private most: readonly number[] = [64, 64, 64]; // many tiles at once are slow, and the room is not known yet
-  private opening: { wish: OpenWish; next: OpenWish | null } | null = null;
-  private reading: { wish: Read; next: Read | null } | null = null;
-  private pointing: { wish: Read; next: Read | null } | null = null;
+  private opening: { wish: OpenRequest; next: OpenRequest | null } | null = null;
+  private reading: { wish: ReadRequest; next: ReadRequest | null } | null = null;
+  private pointing: { wish: ReadRequest; next: ReadRequest | null } | null = null;
   private site: string | null = null;
 
   constructor(
-    private readonly ask: (request: Ask, settle: (error: string | null) => void) => void,
+    private readonly ask: (request: KernelRequest, settle: (error: string | null) => void) => void,
     private readonly inputs?: InputsState,
   ) {}
 
@@ -69,7 +69,7 @@ export class ValuesState implements Pictured {
       if (wish && sameSlice(message, wish)) this.cells.value = decoded;
       return;
     }
-    const wish = this.exactWish();
+    const wish = this.exactRequest();
     if (wish && sameSlice(message, wish) && String(message.starts) === String(wish.starts)) this.exact.value = decoded[0] ?? null;
   }
 
@@ -88,7 +88,7 @@ export class ValuesState implements Pictured {
 
   /** Request the arrays of a site, even those on screen: they may have changed. */
   open(site: string): void {
-    if (site !== this.site) this.forget();
+    if (site !== this.site) this.reset();
     this.site = site;
     const wish = { site, part: this.part.value, clean: this.clean.value };
     this.busy.value = true;
@@ -96,8 +96,8 @@ export class ValuesState implements Pictured {
     else this.sendOpen(wish);
   }
 
-  setPart(site: string, part: Part): void {
-    this.forget();
+  setPart(site: string, part: ValuesPart): void {
+    this.reset();
     this.part.value = part;
     this.open(site);
   }
@@ -117,7 +117,7 @@ export class ValuesState implements Pictured {
         this.component.value = "value";
         this.index.value = array.shape.map((_, axis) => (this.holdsExamples(axis) ? this.inputs!.example.peek() : 0));
         this.large.value = 0;
-        this.setShown(shownAs(array, suits(array)));
+        this.setShown(viewAxes(array, defaultView(array)));
       }
     });
     this.read();
@@ -126,14 +126,14 @@ export class ValuesState implements Pictured {
 
   setView(view: View): void {
     const array = this.array.value;
-    if (array && possible(array, this.patches.value !== null).includes(view)) this.setShown(shownAs(array, view));
+    if (array && possibleViews(array, this.patches.value !== null).includes(view)) this.setShown(viewAxes(array, view));
   }
 
   setAxis(place: "tiles" | "rows" | "columns", axis: number): void {
     if (this.shown.value) this.setShown(withAxis(this.shown.value, place, axis));
   }
 
-  setShown(shown: Shown): void {
+  setShown(shown: ViewAxes): void {
     const array = this.array.value;
     if (!array) return;
     batch(() => {
@@ -163,8 +163,8 @@ export class ValuesState implements Pictured {
       const alike = Math.abs(Math.log((rows * inputs.pictures.columns) / (columns * inputs.pictures.rows)));
       if (!(alike < 0.25 && Math.min(rows, columns) >= 2 && shown.rows < shown.columns)) return -1;
     } else if (shown.view !== "patches") return -1;
-    const at = fixed(array, shown, this.index.value).map((n, axis) => (axis === shown.tiles ? tile : n));
-    return exampleOf(array.axes, array.shape, at, inputs);
+    const at = fixedIndex(array, shown, this.index.value).map((n, axis) => (axis === shown.tiles ? tile : n));
+    return exampleAt(array.axes, array.shape, at, inputs);
   }
 
   /** Whether an axis of the array is that of the examples which all panels look at. */
@@ -194,7 +194,7 @@ export class ValuesState implements Pictured {
     this.read();
   }
 
-  setComponent(component: Read["component"]): void {
+  setComponent(component: ReadRequest["component"]): void {
     this.component.value = component;
     this.read();
   }
@@ -214,7 +214,7 @@ export class ValuesState implements Pictured {
       this.cursor.value = cursor;
       this.exact.value = null;
     });
-    const wish = this.exactWish();
+    const wish = this.exactRequest();
     if (!wish) return;
     if (this.pointing) this.pointing.next = wish;
     else this.sendPoint(wish);
@@ -222,7 +222,7 @@ export class ValuesState implements Pictured {
 
   // ---- internals ----
 
-  private forget(): void {
+  private reset(): void {
     batch(() => {
       this.arrays.value = null;
       this.array.value = null;
@@ -232,16 +232,16 @@ export class ValuesState implements Pictured {
     });
   }
 
-  private wish(): Read | null {
+  private wish(): ReadRequest | null {
     const [array, shown, box] = [this.array.value, this.shown.value, this.box.value];
     if (!array || !shown || !box) return null;
     // many tiles are small: the most for one would leave no room for the others
     const cells = box.tiles[1] - box.tiles[0] > 1 ? this.most.map((n) => Math.min(n, 64)) : this.most;
     const most = shown.view === "patches" ? [1, 1, array.shape[shown.columns]!] : cells;
-    return request(array, shown, this.index.value, box, most, this.component.value);
+    return readRequest(array, shown, this.index.value, box, most, this.component.value);
   }
 
-  private exactWish(): Read | null {
+  private exactRequest(): ReadRequest | null {
     const [wish, at] = [this.wish(), this.cursor.value];
     if (!wish || !at) return null;
     const starts = [at.tile, at.row, at.column];
@@ -255,7 +255,7 @@ export class ValuesState implements Pictured {
     else this.sendRead(wish);
   }
 
-  private sendOpen(wish: OpenWish): void {
+  private sendOpen(wish: OpenRequest): void {
     this.opening = { wish, next: null };
     this.ask({ type: "show_values", ...wish }, (error) => {
       const next = this.opening?.next ?? null;
@@ -266,13 +266,13 @@ export class ValuesState implements Pictured {
       batch(() => {
         this.busy.value = false;
         if (error === null) return;
-        this.forget();
+        this.reset();
         this.problem.value = error;
       });
     });
   }
 
-  private sendRead(wish: Read): void {
+  private sendRead(wish: ReadRequest): void {
     this.reading = { wish, next: null };
     this.ask(wish, (error) => {
       const next = this.reading?.next ?? null;
@@ -282,7 +282,7 @@ export class ValuesState implements Pictured {
     });
   }
 
-  private sendPoint(wish: Read): void {
+  private sendPoint(wish: ReadRequest): void {
     this.pointing = { wish, next: null };
     this.ask(wish, () => {
       const next = this.pointing?.next ?? null;
@@ -292,8 +292,8 @@ export class ValuesState implements Pictured {
   }
 }
 
-interface OpenWish {
+interface OpenRequest {
   readonly site: string;
-  readonly part: Part;
+  readonly part: ValuesPart;
   readonly clean: boolean;
 }

@@ -3,43 +3,42 @@
 // a loop only when the user asks for another site, example or unit.
 import { useEffect, useMemo } from "preact/hooks";
 import { Examples } from "../inputs/Examples";
-import { visible } from "../inputs/state";
+import { visibleText } from "../inputs/state";
 import type { Site } from "../kernel/protocol";
-import { Python, quoted } from "../python/Python";
+import { PythonLine, quoted } from "../python/PythonLine";
 import type { Store } from "../store";
 import { real } from "../ui/format";
-import { Pick } from "../ui/Pick";
-import { ids } from "../ui/testids";
-import { rangeOf } from "../values/cells";
+import { Select } from "../ui/Select";
+import { colourRange } from "../values/cells";
 import { ColourBar } from "../values/Legend";
-import type { Figure, PositionsData } from "./state";
-import { Strip } from "./Strip";
+import type { PositionStatistic, PositionsData } from "./state";
+import { WordStrip } from "./WordStrip";
 
-const NAMES: Readonly<Record<Figure, string>> = {
+const FIGURE_NAMES: Readonly<Record<PositionStatistic, string>> = {
   norm: "norm",
   unit: "one unit",
   gradient: "gradient",
   gradient_times_activation: "gradient × value",
 };
 
-const MEANINGS: Readonly<Record<Figure, string>> = {
+const FIGURE_MEANINGS: Readonly<Record<PositionStatistic, string>> = {
   norm: "The norm over the units at each position.",
   unit: "The value of one unit at each position.",
   gradient: "The norm of the gradient of the loss at each position.",
   gradient_times_activation: "The gradient times the value, added up over the units: what the loss owes to each position.",
 };
 
-const NONE = new Float64Array();
+const NO_VALUES = new Float64Array();
 
 export function WordsOptions({ store }: { store: Store }) {
   const state = store.words;
   const [data, figure, unit] = [state.data.value, state.figure.value, state.unit.value];
-  const options = [...(data?.figures.keys() ?? (["norm"] as const))] as Figure[];
+  const options = [...(data?.figures.keys() ?? (["norm"] as const))] as PositionStatistic[];
   const axes = data?.header.axes ?? [];
   const able = axes.filter((name) => name !== "");
   return (
     <>
-      <Pick label="Colour of the words" value={figure} options={options.includes(figure) ? options : [figure]} word={(one) => NAMES[one]} choose={(one) => (state.figure.value = one)} />
+      <Select label="Colour of the words" value={figure} options={options.includes(figure) ? options : [figure]} word={(one) => FIGURE_NAMES[one]} choose={(one) => (state.figure.value = one)} />
       {figure === "unit" && data && (
         <label title={`unit, of ${data.header.units}`}>
           <input
@@ -53,10 +52,10 @@ export function WordsOptions({ store }: { store: Store }) {
           />
         </label>
       )}
-      {data && store.replay.value === "" && able.length > (data.header.along === null ? 0 : 1) && (
-        <Pick
+      {data && store.replayNote.value === "" && able.length > (data.header.along === null ? 0 : 1) && (
+        <Select
           label="Tokens along"
-          testid={ids.wordsAxis}
+          testid="nni-words-axis"
           value={axes[data.header.along ?? -1] ?? ""}
           options={data.header.along === null ? ["", ...able] : able}
           word={(name) => name || "tokens along …"}
@@ -78,42 +77,42 @@ export function WordsPanel({ store, site }: { store: Store; site: Site }) {
   const [data, figure, unit, at] = [state.data.value, state.figure.value, state.unit.value, state.at.value];
   const values = data?.figures.get(figure) ?? null;
   const hue = figure.startsWith("gradient") ? "orange" : "blue";
-  const range = useMemo(() => ({ ...rangeOf({ mean: values ?? NONE, low: null, high: null }, false), hue }) as const, [values, hue]);
+  const range = useMemo(() => ({ ...colourRange({ mean: values ?? NO_VALUES, low: null, high: null }, false), hue }) as const, [values, hue]);
   const words = inputs.words(example);
   const along = data && data.header.axis !== null ? `, axis=${data.header.axis}` : "";
   const code = `insp.words(${quoted(site.key)}${example > 0 ? `, ${example}` : ""}${unit > 0 ? `, unit=${unit}` : ""}${along})`;
   return (
     <section class="nni-words-panel" aria-label="Words">
       {state.problem.value !== "" && (
-        <p class="nni-unseen" role="status" data-testid={ids.wordsProblem}>
+        <p class="nni-unseen" role="status" data-testid="nni-words-problem">
           {state.problem.value}
         </p>
       )}
-      <Strip
+      <WordStrip
         words={words}
         values={values}
         range={range}
         at={at}
         point={(to) => (state.at.value = to)}
-        label={`The ${words.length} words of example ${example}, coloured by ${NAMES[figure]}. Arrows go along them.`}
+        label={`The ${words.length} words of example ${example}, coloured by ${FIGURE_NAMES[figure]}. Arrows go along them.`}
       />
-      <p class="nni-under-pointer" aria-live="polite" data-testid={ids.wordPointed} data-value={at ?? ""}>
+      <p class="nni-under-pointer" aria-live="polite" data-testid="nni-word-pointed" data-value={at ?? ""}>
         {at === null || at >= words.length ? <span class="nni-faint">Point at a word, or move with the arrow keys</span> : <UnderPointer data={data} word={words[at]!} at={at} />}
       </p>
       <div class="nni-legend">{values ? <ColourBar range={range} /> : null}</div>
       <Examples store={store} />
       {batch && batch.positions > words.length && <p class="nni-faint nni-small">The first {words.length} of {batch.positions} words.</p>}
-      <p class="nni-faint nni-small nni-words-source">{data && values ? `${MEANINGS[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
-      <Python text={code} testid={ids.wordsPython} line={store.inputs.line} />
+      <p class="nni-faint nni-small nni-words-source">{data && values ? `${FIGURE_MEANINGS[figure]} ${data.header.source}` : state.busy.value ? "Computing this module's values…" : ""}</p>
+      <PythonLine text={code} testid="nni-words-python" line={store.inputs.line} />
     </section>
   );
 }
 
 function UnderPointer({ data, word, at }: { data: PositionsData | null; word: string; at: number }) {
-  const figures = [...(data?.figures ?? [])].map(([name, of]) => `${name === "unit" ? `unit ${data!.header.unit}` : NAMES[name]} ${real(of[at])}`);
+  const figures = [...(data?.figures ?? [])].map(([name, of]) => `${name === "unit" ? `unit ${data!.header.unit}` : FIGURE_NAMES[name]} ${real(of[at])}`);
   return (
     <>
-      {at} <bdi class="nni-word">{visible(word)}</bdi> {figures.join(" · ")}
+      {at} <bdi class="nni-word">{visibleText(word)}</bdi> {figures.join(" · ")}
     </>
   );
 }

@@ -2,18 +2,18 @@
 // Invariants: at most one request is under way, and the last wish follows it; an answer for another
 // site, example or unit than the wished one is ignored; the figures before stay until others come.
 import { batch, signal } from "@preact/signals";
-import type { Ask } from "../kernel/bridge";
+import type { KernelRequest } from "../kernel/bridge";
 import { Reader } from "../kernel/decode";
 import { POSITION_FIGURES, type Positions } from "../kernel/protocol";
 
-export type Figure = (typeof POSITION_FIGURES)[number];
+export type PositionStatistic = (typeof POSITION_FIGURES)[number];
 
 export interface PositionsData {
   readonly header: Positions;
-  readonly figures: ReadonlyMap<Figure, Float64Array>;
+  readonly figures: ReadonlyMap<PositionStatistic, Float64Array>;
 }
 
-interface Wish {
+interface PositionRequest {
   readonly site: string;
   readonly example: number;
   readonly unit: number;
@@ -24,44 +24,44 @@ export class WordsState {
   readonly data = signal<PositionsData | null>(null);
   readonly problem = signal("");
   readonly busy = signal(false);
-  readonly figure = signal<Figure>("norm");
+  readonly figure = signal<PositionStatistic>("norm");
   readonly unit = signal(0);
   /** The chosen axis of the tokens in the site's array; null for the one that is found. */
   private axis: number | null = null;
   /** The position under the pointer or the keys. */
   readonly at = signal<number | null>(null);
 
-  private wish: Wish | null = null;
+  private wanted: PositionRequest | null = null;
   private asking = false;
   private again = false;
 
-  constructor(private readonly ask: (request: Ask, settle: (error: string | null) => void) => number) {}
+  constructor(private readonly ask: (request: KernelRequest, settle: (error: string | null) => void) => number) {}
 
   /** Request the present figures of a site, even those on screen: they may have changed. */
   show(site: string, example: number): void {
-    if (this.wish?.site !== site) this.data.value = this.axis = null;
-    this.wish = { site, example, unit: this.unit.value, axis: this.axis };
+    if (this.wanted?.site !== site) this.data.value = this.axis = null;
+    this.wanted = { site, example, unit: this.unit.value, axis: this.axis };
     this.again = this.asking;
-    if (!this.asking) this.send(this.wish);
+    if (!this.asking) this.send(this.wanted);
   }
 
   setUnit(unit: number): void {
     const most = (this.data.value?.header.units ?? 1) - 1;
     this.unit.value = Math.min(Math.max(Math.round(unit), 0), Math.max(most, 0));
-    if (this.wish) this.show(this.wish.site, this.wish.example);
+    if (this.wanted) this.show(this.wanted.site, this.wanted.example);
   }
 
   setAxis(axis: number): void {
     this.axis = axis;
     this.unit.value = 0; // another axis has other units
-    if (this.wish) this.show(this.wish.site, this.wish.example);
+    if (this.wanted) this.show(this.wanted.site, this.wanted.example);
   }
 
   receive(message: Positions, buffer: DataView | undefined): void {
-    const { wish } = this;
+    const { wanted: wish } = this;
     if (wish?.site !== message.site || wish.example !== message.example || wish.unit !== message.unit) return;
     const reader = new Reader(message.type, buffer, message.figures.length * message.positions);
-    const figures = new Map(message.figures.map((name) => [name as Figure, reader.floats(message.positions)]));
+    const figures = new Map(message.figures.map((name) => [name as PositionStatistic, reader.floats(message.positions)]));
     batch(() => {
       this.data.value = { header: message, figures };
       this.problem.value = message.along === null ? message.source : "";
@@ -69,12 +69,12 @@ export class WordsState {
     });
   }
 
-  private send(wish: Wish): void {
+  private send(wish: PositionRequest): void {
     this.asking = this.busy.value = true;
     this.again = false;
     this.ask({ type: "show_positions", ...wish }, (error) => {
       this.asking = false;
-      if (this.again && this.wish) return this.send(this.wish);
+      if (this.again && this.wanted) return this.send(this.wanted);
       batch(() => {
         this.busy.value = false;
         if (error === null) return;

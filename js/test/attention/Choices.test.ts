@@ -1,7 +1,6 @@
 // The heads of an attention and the experts of a router over the steps: where they are shown, and their numbers.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type Choices } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { openTab, started, type Mounted } from "../helpers/mounted";
 import { frame, layout } from "../helpers/messages";
@@ -16,11 +15,11 @@ const tell = async (of: Partial<Choices>, steps: number[], ...figures: number[][
   stream.emit(header, new DataView(numbers.buffer));
   await settle();
 };
-const shown = (): number[][] => all(ids.choice).map((row) => [...row.querySelectorAll("td")].map((one) => Number(one.dataset["value"])));
-const paths = (): (string | null)[] => [...el.querySelectorAll(".nni-choices path")].map((one) => one.getAttribute("d"));
+const shown = (): number[][] => all("nni-head-stat").map((row) => [...row.querySelectorAll("td")].map((one) => Number(one.dataset["value"])));
+const paths = (): (string | null)[] => [...el.querySelectorAll(".nni-head-stats path")].map((one) => one.getAttribute("d"));
 
 it("shows the figures of each head at the step on screen, and a line over the steps", async () => {
-  expect(find(ids.tab("attention"))).toBeNull();
+  expect(find("nni-tab-attention")).toBeNull();
   const evenness = [[1, 0.5, 0.25], [0.5, NaN, 0.75]]; // prettier-ignore
   const logit = [[-2, 6, 6], [2, 2, 2]]; // prettier-ignore
   await tell({ figures: ["evenness", "logit"], more: 3 }, [0, 5, 10], evenness, logit);
@@ -28,7 +27,7 @@ it("shows the figures of each head at the step on screen, and a line over the st
   stream.emit(...frame(2, { step: 7 }));
   await settle();
   expect(shown()).toEqual([[0.5, 6], [NaN, 2]]); // prettier-ignore
-  expect(el.querySelector(".nni-choices caption")!.textContent).toBe("@attention, step 5");
+  expect(el.querySelector(".nni-head-stats caption")!.textContent).toBe("@attention, step 5");
   stream.emit(...frame(3, { step: 10 }));
   await settle();
   expect(shown()).toEqual([[0.25, 6], [0.75, 2]]); // prettier-ignore
@@ -40,11 +39,11 @@ it("shows the figures of each head at the step on screen, and a line over the st
 
 it("shows experts in a panel of their own, until another module is selected", async () => {
   await tell({ key: "@experts", experts: true, figures: ["load", "router_entropy"] }, [4], [[0.75], [0.25]], [[0.5], [0.5]]);
-  expect(find(ids.tab("attention"))).toBeNull();
+  expect(find("nni-tab-attention")).toBeNull();
   await openTab(find, "experts");
   expect(shown()).toEqual([[0.75, 0.5], [0.25, 0.5]]); // prettier-ignore
   expect(paths()).toHaveLength(3); // one of the router
   stream.emit(layout(undefined, 2));
   await settle();
-  expect(find(ids.tab("experts"))).toBeNull();
+  expect(find("nni-tab-experts")).toBeNull();
 });

@@ -1,12 +1,12 @@
 // Bins, scales and numbers: the parts of a chart that can be wrong without looking wrong.
 import { describe, expect, it } from "vitest";
-import { bulk } from "../../src/charts/axis";
-import { edges, precision, quantile, rebin, toBars, total } from "../../src/charts/bins";
-import { outlineOf, place } from "../../src/charts/drawn";
-import { paintBands } from "../../src/charts/overSteps";
-import { along, labels, linear, logarithmic, niceTicks, symlog } from "../../src/charts/scale";
+import { middleShare } from "../../src/charts/axis";
+import { binEdges, samplingError, quantile, rebin, toBars, total } from "../../src/charts/bins";
+import { outlineOf, placeBars } from "../../src/charts/bars";
+import { paintBands } from "../../src/charts/history";
+import { edgeScale, labels, linear, logarithmic, niceTicks, symlog } from "../../src/charts/scale";
 import type { HistoryData } from "../../src/kernel/decode";
-import { plain, tick } from "../../src/ui/format";
+import { decimal, tick } from "../../src/ui/format";
 import type { Palette } from "../../src/ui/theme";
 
 const binOf = (value: number): number => new Uint32Array(new Float32Array([value]).buffer)[0] >>> 20;
@@ -22,7 +22,7 @@ describe("bins", () => {
     const values = [1, -1, 1.124, 1.125, 0.1, -0.1, 3.4e38, -3.4e38, 1.2e-38, 7, 8, -8, 1e-20, 65504];
     for (const v of values) {
       const x = Math.fround(v);
-      const [low, high] = edges(binOf(x));
+      const [low, high] = binEdges(binOf(x));
       expect(x >= low && x <= high).toBe(true);
       if (x > 0) expect(x < high || high > 3.4e38).toBe(true);
     }
@@ -33,16 +33,16 @@ describe("bins", () => {
     const float = new Float32Array(word.buffer);
     for (let bin = 8; bin < 0x7f7; bin++) {
       word[0] = bin << 20;
-      expect(edges(bin)[0]).toBe(float[0]);
-      expect(edges(bin)[1]).toBe(edges(bin + 1)[0]);
-      expect(edges(bin | 0x800)).toEqual([-edges(bin)[1], -edges(bin)[0]]);
+      expect(binEdges(bin)[0]).toBe(float[0]);
+      expect(binEdges(bin)[1]).toBe(binEdges(bin + 1)[0]);
+      expect(binEdges(bin | 0x800)).toEqual([-binEdges(bin)[1], -binEdges(bin)[0]]);
     }
-    expect(edges(0x7f7)[1]).toBeLessThan(Infinity);
+    expect(binEdges(0x7f7)[1]).toBeLessThan(Infinity);
   });
 
   it("of zero and the subnormals lie about zero, whatever their sign", () => {
     for (const value of [0, -0, 1e-40, -1e-45]) {
-      const [low, high] = edges(binOf(value));
+      const [low, high] = binEdges(binOf(value));
       expect(low).toBeLessThan(0);
       expect(high).toBeGreaterThan(0);
     }
@@ -57,7 +57,7 @@ describe("bins", () => {
 });
 
 describe("precision", () => {
-  const of = (figures: Partial<Record<string, number>>) => precision((name) => figures[name] ?? 0);
+  const of = (figures: Partial<Record<string, number>>) => samplingError((name) => figures[name] ?? 0);
 
   it("is silent where every value is in a bin", () => {
     expect(of({ size: 10, zeros: 3, nan: 2, seen: 5 })).toBe("");
@@ -110,7 +110,7 @@ describe("scales", () => {
     ["linear", linear(-2, 5), -2, 5],
     ["symlog", symlog(-2, 5, 0.01), -2, 5],
     ["symlog, one side", symlog(0.01, 5, 0.01), 0.01, 5],
-    ["along edges", along(new Float64Array([-2, -1, 0, 1, 5])), -2, 5],
+    ["along edges", edgeScale(new Float64Array([-2, -1, 0, 1, 5])), -2, 5],
   ])("%s rises from 0 to 1", (_, scale, low, high) => {
     expect(scale.at(low)).toBeCloseTo(0);
     expect(scale.at(high)).toBeCloseTo(1);
@@ -162,39 +162,39 @@ describe("labels of an axis", () => {
 
 describe("another pass behind the bars", () => {
   const bar = (low: number, high: number, count: number) => ({ low, high, count });
-  const seen = (chart: ReturnType<typeof place>) => chart.behind.reduce((sum, one) => sum + one.height * (one.to - one.from), 0);
+  const seen = (chart: ReturnType<typeof placeBars>) => chart.other.reduce((sum, one) => sum + one.height * (one.to - one.from), 0);
 
   it("is an outline of the same area", () => {
-    const chart = place([bar(0, 2, 80)], [bar(0, 1, 10), bar(1, 2, 30)], false);
+    const chart = placeBars([bar(0, 2, 80)], [bar(0, 1, 10), bar(1, 2, 30)], false);
     expect(seen(chart)).toBeCloseTo(80, 6); // 80 values on screen: heights as if the 40 were 80
     expect(outlineOf(chart, 100, 10)).toMatch(/^M0.00 10V.*V10$/);
-    expect(outlineOf(place([bar(0, 2, 80)], [], false), 100, 10)).toBe("");
+    expect(outlineOf(placeBars([bar(0, 2, 80)], [], false), 100, 10)).toBe("");
   });
 
   it.each([[false], [true]])("is whole where its values are far outside those on screen (log: %s)", (log) => {
     const [now, other] = [[bar(-1, 0.5, 20), bar(0.5, 1, 60)], [bar(-64, -32, 10), bar(1, 2, 10), bar(32, 64, 20)]];
-    const chart = place(now, other, log);
+    const chart = placeBars(now, other, log);
     expect(seen(chart)).toBeCloseTo(80, 4);
-    for (const one of [...chart.drawn, ...chart.behind]) {
+    for (const one of [...chart.bars, ...chart.other]) {
       expect(one.from).toBeGreaterThanOrEqual(-1e-9);
       expect(one.to).toBeLessThanOrEqual(1 + 1e-9);
     }
     // the share of the other pass above 16 is where it belongs, not at the edge of the bars on screen
-    const above = chart.behind.filter((one) => one.low >= 16).reduce((sum, one) => sum + one.count, 0);
+    const above = chart.other.filter((one) => one.low >= 16).reduce((sum, one) => sum + one.count, 0);
     expect(above).toBeCloseTo(20, 6);
   });
 
   it("stays as high as it is beside a spike, which is cut", () => {
     const spread = Array.from({ length: 16 }, (_, i) => bar(i - 8, i - 7, 16 - Math.abs(i - 8)));
-    const chart = place([{ low: -1e-38, high: 1e-38, count: 200 }], spread, false);
+    const chart = placeBars([{ low: -1e-38, high: 1e-38, count: 200 }], spread, false);
     expect(chart.cut?.count).toBe(200);
     expect(chart.top).toBeLessThan(chart.cut!.height / 2);
-    expect(Math.max(...chart.behind.map((one) => one.height))).toBeLessThan(chart.top);
+    expect(Math.max(...chart.other.map((one) => one.height))).toBeLessThan(chart.top);
   });
 
   it("may be all that there is", () => {
-    const chart = place([], [bar(1, 2, 4)], true);
-    expect(chart.drawn).toEqual([]);
+    const chart = placeBars([], [bar(1, 2, 4)], true);
+    expect(chart.bars).toEqual([]);
     expect(chart.top).toBeGreaterThanOrEqual(0);
     expect(outlineOf({ ...chart, top: 1 }, 10, 10)).not.toBe("");
   });
@@ -204,11 +204,11 @@ describe("the axis that is chosen", () => {
   const normal = Array.from({ length: 4000 }, (_, i) => Math.sqrt(-2 * Math.log((i + 0.5) / 4000)) * Math.cos(2 * Math.PI * ((i * 0.618034) % 1)));
 
   it("is linear for a bell curve, far from 0 or behind a ReLU, and logarithmic for values of many sizes", () => {
-    expect(bulk(toBars(pairsOf(normal)))).toBeGreaterThan(0.3);
-    expect(bulk(toBars(pairsOf(normal.map((x) => Math.max(x, 0)))))).toBeGreaterThan(0.3);
-    expect(bulk(toBars(pairsOf(normal.map((x) => x ** 7))))).toBeLessThan(0.05);
-    expect(bulk(toBars(pairsOf([0, 0, 0])))).toBe(1);
-    expect(bulk([])).toBe(1);
+    expect(middleShare(toBars(pairsOf(normal)))).toBeGreaterThan(0.3);
+    expect(middleShare(toBars(pairsOf(normal.map((x) => Math.max(x, 0)))))).toBeGreaterThan(0.3);
+    expect(middleShare(toBars(pairsOf(normal.map((x) => x ** 7))))).toBeLessThan(0.05);
+    expect(middleShare(toBars(pairsOf([0, 0, 0])))).toBe(1);
+    expect(middleShare([])).toBe(1);
   });
 
   it("has powers of ten, or more where there are few", () => {
@@ -220,9 +220,9 @@ describe("the axis that is chosen", () => {
   });
 
   it("says numbers without an exponent", () => {
-    expect([0, 0.0005, -0.000012, 2.5, 100000, 0.00469345].map((value) => plain(value))).toEqual(["0", "0.0005", "−0.000012", "2.5", "100\u202f000", "0.00469"]);
-    expect(plain(0.00469345, 4)).toBe("0.004693");
-    expect([NaN, Infinity, 1e-9].map((value) => plain(value, 4))).toEqual(["–", "∞", "1.000e−9"]);
+    expect([0, 0.0005, -0.000012, 2.5, 100000, 0.00469345].map((value) => decimal(value))).toEqual(["0", "0.0005", "−0.000012", "2.5", "100\u202f000", "0.00469"]);
+    expect(decimal(0.00469345, 4)).toBe("0.004693");
+    expect([NaN, Infinity, 1e-9].map((value) => decimal(value, 4))).toEqual(["–", "∞", "1.000e−9"]);
   });
 });
 

@@ -1,7 +1,6 @@
 // The panel "Code": what the kernel tells of a module's source is text.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type Code } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { HOSTILE } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
 import { started, type Mounted, openTab } from "../helpers/mounted";
@@ -19,9 +18,9 @@ it("shows source and documentation as text", async () => {
   }; // prettier-ignore
   stream.emit(code);
   await settle();
-  expect(find(ids.excerpt)?.dataset["value"]).toBe("4");
+  expect(find("nni-excerpt")?.dataset["value"]).toBe("4");
   expect(el.querySelector("[aria-current=true].nni-line")?.textContent).toBe("4x = block(x)\n");
-  expect(find(ids.documentation)?.textContent).toBe(`  ${HOSTILE}\n    indented`);
-  expect(all(ids.sown).map((row) => row.dataset["site"])).toEqual(["head"]);
+  expect(find("nni-documentation")?.textContent).toBe(`  ${HOSTILE}\n    indented`);
+  expect(all("nni-sown").map((row) => row.dataset["site"])).toEqual(["head"]);
   expect(el.querySelectorAll("img, script")).toHaveLength(0);
 });

@@ -1,7 +1,6 @@
 // Two passes compared: what is asked when, and the ranking.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { OTHER, VERSION, type Compared, type ComparedRow } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { frame, passes } from "../helpers/messages";
 import { started, type Mounted, openTab } from "../helpers/mounted";
@@ -9,7 +8,7 @@ import { started, type Mounted, openTab } from "../helpers/mounted";
 const EVIL = `<img src=x onerror="window.hacked=true">.nni`;
 let view: Mounted;
 const asked = (): unknown[] => view.control.of("compare").map(({ id, number, pinned }) => ({ id, number, pinned }));
-const rows = (): (string | undefined)[] => view.all(ids.compareRow).map((row) => row.dataset["site"]);
+const rows = (): (string | undefined)[] => view.all("nni-compare-row").map((row) => row.dataset["site"]);
 const click = async (id: string): Promise<void> => {
   view.find(id)!.click();
   await settle();
@@ -49,24 +48,24 @@ afterEach(() => view.end());
 
 it("says how, and asks for nothing, while nothing is pinned", async () => {
   await openTab(view.find, "compare");
-  expect(view.find(ids.detail)!.textContent).toContain("insp.compare(nni.load");
+  expect(view.find("nni-detail")!.textContent).toContain("insp.compare(nni.load");
   expect(asked()).toEqual([]);
 });
 
 it("compares with a pinned pass of the same run once there is another one", async () => {
   await openTab(view.find, "compare");
-  await click(ids.pin);
+  await click("nni-pin");
   expect(asked()).toEqual([]); // one pass with itself
   view.stream.emit(...frame(2, { number: 2, step: 5 }));
   await settle();
   expect(asked()).toMatchObject([{ number: 2, pinned: 1 }]);
   await answer([row("head", 0.5)]);
-  expect(view.find(ids.compareState)!.textContent).toBe("step 5, on screen, perturbed◇ step 1, pinned");
+  expect(view.find("nni-compare-state")!.textContent).toBe("step 5, on screen, perturbed◇ step 1, pinned");
 });
 
 it("pins another run when it comes, shows the panel, and ranks", async () => {
   await bring("run.nni", 1);
-  expect(view.find(ids.pinned)!.textContent).toBe("◇ run.nni, step 40");
+  expect(view.find("nni-pinned")!.textContent).toBe("◇ run.nni, step 40");
   expect(asked()).toMatchObject([{ number: 1, pinned: OTHER }]);
   await answer([
     row("blocks/0", 0.75, { quantile_distance: 0.25 }),
@@ -76,22 +75,22 @@ it("pins another run when it comes, shows the panel, and ranks", async () => {
     row("blocks/9", null, { where: "pinned" }),
     row("head", 0.25, { quantity: "gradient" }),
   ]);
-  expect(view.find(ids.compareState)!.dataset["state"]).toBe("now");
+  expect(view.find("nni-compare-state")!.dataset["state"]).toBe("now");
   expect(rows()).toEqual(["blocks/0", "head", "blocks/1", "", "blocks/9"]);
-  expect(view.all(ids.compareRow).map((one) => one.textContent)).toEqual([
+  expect(view.all("nni-compare-row").map((one) => one.textContent)).toEqual([
     "blocks/075\u202f%0.2500 σ", "head50\u202f%∞", "blocks/112.5\u202f%0.5000 σ",
     "(model)its counts are unknown", "blocks/9only in run.nni, step 40",
   ]); // prettier-ignore
-  await click(ids.compareBy("quantile_distance"));
+  await click("nni-compare-by-quantile_distance");
   expect(rows()).toEqual(["head", "blocks/1", "blocks/0", "", "blocks/9"]);
-  const quantity = view.find(ids.compareQuantity) as HTMLSelectElement;
+  const quantity = view.find("nni-compare-quantity") as HTMLSelectElement;
   quantity.value = "gradient";
   quantity.dispatchEvent(new Event("change", { bubbles: true }));
   await settle();
   expect(rows()).toEqual(["head"]);
-  view.find(ids.compareRow)!.querySelector("button")!.click();
+  view.find("nni-compare-row")!.querySelector("button")!.click();
   await settle();
-  expect(view.find(ids.selected)!.dataset["value"]).toBe("head");
+  expect(view.find("nni-selected")!.dataset["value"]).toBe("head");
 });
 
 it("keeps a ranking while the run goes on, says of which step, and renews it when asked", async () => {
@@ -100,8 +99,8 @@ it("keeps a ranking while the run goes on, says of which step, and renews it whe
   view.stream.emit(...frame(2, { number: 2, step: 7 }));
   await settle();
   expect(asked()).toHaveLength(1);
-  expect(view.find(ids.compareState)!.textContent).toBe("step 1◇ run.nni, step 40, pinnedCompare the pass on screen");
-  await click(ids.compareAgain);
+  expect(view.find("nni-compare-state")!.textContent).toBe("step 1◇ run.nni, step 40, pinnedCompare the pass on screen");
+  await click("nni-compare-again");
   expect(asked().at(-1)).toMatchObject({ number: 2, pinned: OTHER });
 });
 
@@ -110,16 +109,16 @@ it("never names a ranking by a pass that was pinned later", async () => {
   await answer([row("head", 0.5)]);
   view.stream.emit(...frame(2, { number: 2, step: 5 }));
   await settle();
-  await click(ids.pin); // Unpin
-  await click(ids.pin);
+  await click("nni-pin"); // Unpin
+  await click("nni-pin");
   view.stream.emit(...frame(3, { number: 3, step: 7 }));
   await settle();
   expect(asked().at(-1)).toMatchObject({ number: 3, pinned: 2 });
-  expect(view.find(ids.compareState)!.textContent).toBe("comparing …");
+  expect(view.find("nni-compare-state")!.textContent).toBe("comparing …");
   expect(rows()).toEqual([]);
   await answer([], "Pass 2 is gone.");
-  await click(ids.pin);
-  expect(view.find(ids.detail)!.textContent).not.toContain("is gone");
+  await click("nni-pin");
+  expect(view.find("nni-detail")!.textContent).not.toContain("is gone");
 });
 
 it("asks once for two passes that cannot be compared", async () => {
@@ -127,33 +126,33 @@ it("asks once for two passes that cannot be compared", async () => {
   await answer([], "Pass 1 is not in the recording (any more).");
   await settle();
   expect(asked()).toHaveLength(1);
-  expect(view.find(ids.detail)!.textContent).toContain("Pass 1 is not in the recording");
+  expect(view.find("nni-detail")!.textContent).toContain("Pass 1 is not in the recording");
   expect(rows()).toEqual([]);
 });
 
 it("tells NaN that only one of the passes has", async () => {
   await bring("run.nni", 1);
   await answer([row("head", 0.5, { nan: 3 })]);
-  expect(view.find(ids.compareRow)!.querySelector(".nni-bad")!.getAttribute("title")).toBe("3 NaN here, 0 there");
+  expect(view.find("nni-compare-row")!.querySelector(".nni-bad")!.getAttribute("title")).toBe("3 NaN here, 0 there");
 });
 
 it("is told again after a reload and does not pin again; takes the run away", async () => {
   await bring("run.nni", 1);
-  await click(ids.pin); // Unpin
+  await click("nni-pin"); // Unpin
   await bring("run.nni", 1);
-  expect(view.find(ids.pinned)!.textContent).toBe("");
-  await click(ids.compareOther);
+  expect(view.find("nni-pinned")!.textContent).toBe("");
+  await click("nni-compare-other");
   view.stream.emit(...frame(99, { number: OTHER, step: 40, held: true }));
   await settle();
-  expect(view.find(ids.pinned)!.textContent).toBe("◇ run.nni, step 40");
+  expect(view.find("nni-pinned")!.textContent).toBe("◇ run.nni, step 40");
   await bring("", 2);
-  expect(view.find(ids.pinned)!.textContent).toBe("");
-  expect(view.find(ids.compareOther)).toBeNull();
+  expect(view.find("nni-pinned")!.textContent).toBe("");
+  expect(view.find("nni-compare-other")).toBeNull();
 });
 
 it("shows a hostile name as text", async () => {
   await bring(EVIL, 1);
-  expect(view.find(ids.pinned)!.textContent).toContain(EVIL);
+  expect(view.find("nni-pinned")!.textContent).toContain(EVIL);
   expect(view.el.querySelector("img")).toBeNull();
 });
 
@@ -166,21 +165,21 @@ it("ranks weights, each with its module, its figures and the histogram of its ch
   const message = { type: "weights" as const, version: VERSION, name: "before", rows: list, total: 2 };
   view.stream.emit(message);
   await settle();
-  const shown = view.all(ids.weightRow);
+  const shown = view.all("nni-weight-row");
   expect(shown.map((one) => [one.dataset["site"], one.dataset["value"], one.dataset["distance"]])).toEqual([["blocks/0/kernel", "0.25", "2"], [EVIL, "", ""]]); // prettier-ignore
   expect(shown[0]!.querySelectorAll("path").length).toBe(1);
   expect(shown[1]!.textContent).toContain("only in before");
   expect(shown[1]!.querySelector("img")).toBeNull();
   await openTab(view.find, "code");
-  const chosen = (): string => view.find(ids.tab("code"))?.getAttribute("aria-selected") ?? "false";
+  const chosen = (): string => view.find("nni-tab-code")?.getAttribute("aria-selected") ?? "false";
   view.stream.emit(structuredClone(message)); // sent again, as to a page that was reloaded
   await settle();
   expect(chosen()).toBe("true");
   view.stream.emit({ ...message, name: "after" });
   await settle();
   expect(chosen()).toBe("false");
-  expect(view.all(ids.weightRow)).toHaveLength(2);
+  expect(view.all("nni-weight-row")).toHaveLength(2);
   view.stream.emit({ type: "weights", version: VERSION, name: "", rows: [], total: 0 });
   await settle();
-  expect(view.all(ids.weightRow)).toEqual([]);
+  expect(view.all("nni-weight-row")).toEqual([]);
 });

@@ -1,8 +1,7 @@
 // The panel "Distributions": its cards, its table, and how far steps move the parameters.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import { decades } from "../../src/distributions/Ratio";
+import { decadeRange } from "../../src/distributions/UpdateRatio";
 import { CLEAN, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { cell, frame, layout, perturbation, SITES, state } from "../helpers/messages";
 import { started, type Mounted } from "../helpers/mounted";
@@ -12,8 +11,8 @@ beforeEach(async () => void (view = await started()));
 afterEach(() => view.end());
 
 const COUNTS = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
-const heads = (): (string | null)[] => [...view.find(ids.figures)!.querySelectorAll("thead th")].map((th) => th.textContent);
-const rowsOf = (): (string | null)[] => [...view.find(ids.figures)!.querySelectorAll("tbody th")].map((th) => th.textContent);
+const heads = (): (string | null)[] => [...view.find("nni-figures")!.querySelectorAll("thead th")].map((th) => th.textContent);
+const rowsOf = (): (string | null)[] => [...view.find("nni-figures")!.querySelectorAll("tbody th")].map((th) => th.textContent);
 
 /** A frame with parameters of the selected site, each with its value, and its gradient if `gradient`. */
 function withParameters(seq: number, names: readonly string[], { gradient = true, size = 8, ratio = 0.001 as number | null } = {}): [Frame, DataView] {
@@ -45,9 +44,9 @@ describe("values that are not finite", () => {
     view.stream.emit(...frame(3, { value: 0, edit: (table) => ((table[cell(2, 0, "size")] = 8), (table[cell(2, 0, "nan")] = 2), (table[cell(2, 1, "size")] = 4)) }));
     await settle();
     expect(heads().slice(-2)).toEqual(["zeros", "NaN"]);
-    expect(view.find(ids.histCount("output"))!.textContent).toBe("25\u202f% NaN");
-    expect(view.find(ids.hist("output"))!.querySelector<HTMLElement>(".nni-hist-bad i")!.style.height).toContain("25%");
-    expect(view.find(ids.hist("gradient"))!.querySelector(".nni-hist-bad")).toBeNull();
+    expect(view.find("nni-hist-count-output")!.textContent).toBe("25\u202f% NaN");
+    expect(view.find("nni-hist-output")!.querySelector<HTMLElement>(".nni-hist-bad i")!.style.height).toContain("25%");
+    expect(view.find("nni-hist-gradient")!.querySelector(".nni-hist-bad")).toBeNull();
   });
 });
 
@@ -60,10 +59,10 @@ describe("an optimizer", () => {
     view.stream.emit(...frame(2));
     await settle();
     expect(rowsOf()).toEqual(["state"]);
-    view.all(ids.row)[2]!.dispatchEvent(new PointerEvent("pointerenter"));
+    view.all("nni-row")[2]!.dispatchEvent(new PointerEvent("pointerenter"));
     await settle();
-    expect(view.find(ids.tip)!.textContent).toContain("state 3 NaN/Inf mean 1");
-    expect(view.find(ids.tip)!.textContent).not.toMatch(/activation|parameters|FLOPs/);
+    expect(view.find("nni-tip")!.textContent).toContain("state 3 NaN/Inf mean 1");
+    expect(view.find("nni-tip")!.textContent).not.toMatch(/activation|parameters|FLOPs/);
     const [header, buffer] = frame(3, { edit: nothing });
     view.stream.emit({ ...header, histograms: [] }, new DataView(buffer.buffer, 0, buffer.byteLength - COUNTS.length));
     await settle();
@@ -74,7 +73,7 @@ describe("an optimizer", () => {
     view.stream.emit(layout(sites.map((site, i) => (i === 2 ? { ...site, output: "" } : site))));
     view.stream.emit(...frame(2, { edit: nothing }));
     await settle();
-    expect(view.find(ids.figures)).toBeNull();
+    expect(view.find("nni-figures")).toBeNull();
     expect(view.el.querySelector(".nni-site-facts")!.textContent).toBe("a part of the optimizer's state");
     expect(view.el.querySelector(".nni-notes")!.textContent).toContain("Open its row, and select an array of it");
   });
@@ -82,11 +81,11 @@ describe("an optimizer", () => {
 
 describe("the named figure", () => {
   it("is the one value where all are alike, and the bar under the keys while one is looked at", async () => {
-    const named = (): string | null => view.find(ids.histCount("output"))!.textContent;
+    const named = (): string | null => view.find("nni-hist-count-output")!.textContent;
     view.stream.emit(...frame(2, { value: 0, edit: (table) => (table[cell(2, 0, "size")] = 8) }));
     await settle();
     expect(named()).toBe("all 0");
-    const svg = view.find(ids.hist("output"))!.querySelector("svg")!;
+    const svg = view.find("nni-hist-output")!.querySelector("svg")!;
     svg.dispatchEvent(new KeyboardEvent("keydown", { key: "ArrowRight", bubbles: true, cancelable: true }));
     await settle();
     expect(named()).toMatch(/: \d+ \(.*%\)$/);
@@ -97,26 +96,26 @@ describe("parameters", () => {
   it("of a pass have a card for the value and one for the gradient, each in turn", async () => {
     view.stream.emit(...withParameters(2, ["bias", "kernel"]));
     await settle();
-    expect([view.find(ids.hist("weight")), view.find(ids.hist("weight-gradient"))].every(Boolean)).toBe(true);
+    expect([view.find("nni-hist-weight"), view.find("nni-hist-weight-gradient")].every(Boolean)).toBe(true);
     expect(rowsOf()).toEqual(["activations", "gradient", "bias", "bias gradient", "kernel", "kernel gradient"]);
-    expect(view.all(ids.parameter).map((row) => row.dataset["site"])).toEqual(["blocks/0/bias", "blocks/0/kernel"]);
-    const choice = view.find(ids.parameterChoice) as HTMLSelectElement;
+    expect(view.all("nni-parameter").map((row) => row.dataset["site"])).toEqual(["blocks/0/bias", "blocks/0/kernel"]);
+    const choice = view.find("nni-parameter-choice") as HTMLSelectElement;
     expect(choice.value).toBe("bias");
     choice.value = "kernel";
     choice.dispatchEvent(new Event("change", { bubbles: true }));
     await settle();
-    expect(view.find(ids.hist("weight-gradient"))!.textContent).toContain("kernel gradient");
+    expect(view.find("nni-hist-weight-gradient")!.textContent).toContain("kernel gradient");
   });
 
   it("without a gradient have one card, and none where nothing was measured", async () => {
     view.stream.emit(...withParameters(2, ["kernel"], { gradient: false }));
     await settle();
-    expect(view.find(ids.hist("weight"))).not.toBeNull();
-    expect(view.find(ids.hist("weight-gradient"))).toBeNull();
-    expect(view.find(ids.parameterChoice)).toBeNull(); // there is nothing to choose
+    expect(view.find("nni-hist-weight")).not.toBeNull();
+    expect(view.find("nni-hist-weight-gradient")).toBeNull();
+    expect(view.find("nni-parameter-choice")).toBeNull(); // there is nothing to choose
     view.stream.emit(...frame(3));
     await settle();
-    expect(view.find(ids.hist("weight"))).toBeNull();
+    expect(view.find("nni-hist-weight")).toBeNull();
   });
 });
 
@@ -146,33 +145,33 @@ describe("update ÷ weight", () => {
   it("says the ratio of each parameter at the step on screen, 0 and unknown ones too", async () => {
     updates(["blocks/0/kernel", "blocks/0/bias"], [[0, 1], [0.5, 0.002], [NaN, 0]]);
     await settle();
-    expect(view.find(ids.ratio)!.querySelector(".nni-card-figure")!.textContent!.trim()).toBe("usual: 3e−4 … 0.003");
-    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["kernel 0.002", "bias 0, 50 % of it lost in rounding"]);
-    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.getAttribute("title"))).toEqual(["blocks/0/kernel", "blocks/0/bias"]);
+    expect(view.find("nni-ratio")!.querySelector(".nni-card-figure")!.textContent!.trim()).toBe("usual: 3e−4 … 0.003");
+    expect([...view.find("nni-ratio")!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["kernel 0.002", "bias 0, 50 % of it lost in rounding"]);
+    expect([...view.find("nni-ratio")!.querySelectorAll(".nni-key span")].map((one) => one.getAttribute("title"))).toEqual(["blocks/0/kernel", "blocks/0/bias"]);
   });
 
   it("is of the parameters inside where the module has none, by their paths from it", async () => {
     updates(["blocks/0/norm/scale", "blocks/0/kernel"], [[1], [0.02], [0.01]], true);
     await settle();
-    expect(view.find(ids.ratio)!.querySelector("h4")!.textContent).toContain("update ÷ weight inside");
-    expect([...view.find(ids.ratio)!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["norm/scale 0.02", "kernel 0.01, 50 % of it lost in rounding"]);
+    expect(view.find("nni-ratio")!.querySelector("h4")!.textContent).toContain("update ÷ weight inside");
+    expect([...view.find("nni-ratio")!.querySelectorAll(".nni-key span")].map((one) => one.textContent!.trim())).toEqual(["norm/scale 0.02", "kernel 0.01, 50 % of it lost in rounding"]);
   });
 
   it("is not there where no ratio is known", async () => {
     updates(["blocks/0/kernel"], [[0, 1], [NaN, NaN]]);
     await settle();
-    expect(view.find(ids.ratio)).toBeNull();
+    expect(view.find("nni-ratio")).toBeNull();
   });
 
   it("has whole decades that hold the usual range and every ratio", () => {
-    expect(decades([])).toEqual([-4, -2]);
-    expect(decades([Float64Array.of(NaN, 0, Infinity, 1e-7)])).toEqual([-7, -2]);
-    expect(decades([Float64Array.of(2)])).toEqual([-4, 1]);
+    expect(decadeRange([])).toEqual([-4, -2]);
+    expect(decadeRange([Float64Array.of(NaN, 0, Infinity, 1e-7)])).toEqual([-7, -2]);
+    expect(decadeRange([Float64Array.of(2)])).toEqual([-4, 1]);
   });
 });
 
 describe("a perturbed pass", () => {
-  const behind = (): Element | null => view.find(ids.behind("output"));
+  const behind = (): Element | null => view.find("nni-behind-output");
   const key = (): string => view.el.querySelector(".nni-key")?.textContent ?? "";
   const perturbed = ([header, buffer]: [Frame, DataView]): [Frame, DataView] => [{ ...header, perturbed: true }, buffer];
 
@@ -197,7 +196,7 @@ describe("a perturbed pass", () => {
   });
 
   it("is compared with the pinned pass where one is pinned", async () => {
-    view.find(ids.pin)!.click();
+    view.find("nni-pin")!.click();
     view.stream.emit(...frame(2, { number: CLEAN - 2, step: 2, held: true }));
     view.stream.emit(...perturbed(frame(3, { number: 2, step: 2 })));
     await settle();

@@ -1,16 +1,15 @@
 // The flow: which one is shown, where nodes go, what keys do, and the panel, in happy-dom.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
-import { coloured, valueOf } from "../../src/flow/figures";
+import { colourScale, nodeValue } from "../../src/flow/colouring";
 import { arrange, type Link, type Size } from "../../src/flow/layout/arrange";
-import { REFUSED, makeArranger, type Arranger } from "../../src/flow/layout/arranger";
-import { edgeLabel, linksOf, marks, sizeOf } from "../../src/flow/layout/sizes";
-import { head, line, neighbours, stepTo } from "../../src/flow/paths";
+import { POLICY_REFUSED, makeArranger, type Arranger } from "../../src/flow/layout/arranger";
+import { edgeLabel, linksOf, callMarks, sizeOf } from "../../src/flow/layout/sizes";
+import { arrowHead, edgeLine, neighbours, nextNode } from "../../src/flow/paths";
 import { FlowState, scopeOf } from "../../src/flow/state";
-import { atFirst, fit, reveal, within, zoom } from "../../src/flow/viewport";
-import type { Ask } from "../../src/kernel/bridge";
+import { initialViewport, fit, reveal, keepVisible, zoom } from "../../src/flow/viewport";
+import type { KernelRequest } from "../../src/kernel/bridge";
 import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../../src/kernel/protocol";
-import { toSites } from "../../src/kernel/sites";
-import { ids } from "../../src/ui/testids";
+import { indexSites } from "../../src/kernel/sites";
 import { settle } from "../helpers/kernel";
 import { cell, effect, frame, layout, perturbation, site, state } from "../helpers/messages";
 import { mounted, press, type Mounted, openTab } from "../helpers/mounted";
@@ -73,7 +72,7 @@ describe("where a page has no workers", () => {
 
   it("a library that cannot be loaded is told", async () => {
     const arranger = makeArranger(bytes("not a module ("));
-    await expect(arranger.arrange([], [])).rejects.toThrow(REFUSED);
+    await expect(arranger.arrange([], [])).rejects.toThrow(POLICY_REFUSED);
     arranger.close();
   });
 });
@@ -89,9 +88,9 @@ describe("what is drawn", () => {
   });
 
   it("says what is special about a call", () => {
-    expect(marks(node("a"))).toEqual([]);
-    expect(marks(node("a", { times: 6 }))).toEqual(["×6"]);
-    expect(marks(node("a", { times: null, conditional: true }))).toEqual(["loop", "cond"]);
+    expect(callMarks(node("a"))).toEqual([]);
+    expect(callMarks(node("a", { times: 6 }))).toEqual(["×6"]);
+    expect(callMarks(node("a", { times: null, conditional: true }))).toEqual(["loop", "cond"]);
     expect(sizeOf(node("a".repeat(500))).width).toBe(216);
   });
 
@@ -100,45 +99,45 @@ describe("what is drawn", () => {
     expect(along.next).toEqual([[1, 4], [2], [4], [], []]);
     expect(along.before).toEqual([[], [0], [1], [], [0, 2]]);
     const arranged = arrange(flow.nodes.map(sizeOf), linksOf(flow));
-    expect(stepTo("ArrowDown", 0, flow, arranged, along)).toBe(1);
-    expect(stepTo("ArrowDown", 2, flow, arranged, along)).toBe(4);
-    expect(stepTo("ArrowUp", 4, flow, arranged, along)).toBe(2);
-    expect(stepTo("ArrowDown", 4, flow, arranged, along)).toBeNull();
-    expect(stepTo("Enter", 0, flow, arranged, along)).toBeNull();
+    expect(nextNode("ArrowDown", 0, flow, arranged, along)).toBe(1);
+    expect(nextNode("ArrowDown", 2, flow, arranged, along)).toBe(4);
+    expect(nextNode("ArrowUp", 4, flow, arranged, along)).toBe(2);
+    expect(nextNode("ArrowDown", 4, flow, arranged, along)).toBeNull();
+    expect(nextNode("Enter", 0, flow, arranged, along)).toBeNull();
   });
 
   it("has lines and arrows", () => {
     const points = [{ x: 0, y: 0 }, { x: 0, y: 10 }, { x: 0, y: 30 }]; // prettier-ignore
-    expect(line(points)).toBe("M0.0 0.0L0.0 5.0Q0.0 10.0 0.0 20.0L0.0 30.0");
-    expect(head(points, 10)).toBe("M0.0 30.0L-5.5 20.0L5.5 20.0z");
-    expect([line([]), head([])]).toEqual(["", ""]);
+    expect(edgeLine(points)).toBe("M0.0 0.0L0.0 5.0Q0.0 10.0 0.0 20.0L0.0 30.0");
+    expect(arrowHead(points, 10)).toBe("M0.0 30.0L-5.5 20.0L5.5 20.0z");
+    expect([edgeLine([]), arrowHead([])]).toEqual(["", ""]);
   });
 
   it("is coloured by a figure from the least to the most", () => {
-    const log = coloured("activation norm", new Map([["a", 1], ["b", 10], ["c", 100], ["d", NaN], ["e", 0], ["f", Infinity]])); // prettier-ignore
+    const log = colourScale("activation norm", new Map([["a", 1], ["b", 10], ["c", 100], ["d", NaN], ["e", 0], ["f", Infinity]])); // prettier-ignore
     expect([log.low, log.high]).toEqual([1, 100]);
     expect([...log.shares]).toEqual([["a", 0], ["b", 0.5], ["c", 1], ["e", 0], ["f", 1]]); // prettier-ignore
-    const bad = coloured("NaN and Inf", new Map([["a", 0], ["b", 4], ["c", 2]])); // prettier-ignore
+    const bad = colourScale("NaN and Inf", new Map([["a", 0], ["b", 4], ["c", 2]])); // prettier-ignore
     expect([bad.low, ...bad.shares.values()]).toEqual([0, 0, 1, 0.5]);
-    expect(coloured("effect", new Map([["a", NaN]])).high).toBeNaN();
+    expect(colourScale("effect", new Map([["a", NaN]])).high).toBeNaN();
     const moved = effect({ sites: [{ site: "a", change: 0.5 }, { site: "b", change: null }] }); // prettier-ignore
-    expect(["a", "b", "c"].map((key) => valueOf("effect", null, 0, moved, key))).toEqual([0.5, Infinity, NaN]);
+    expect(["a", "b", "c"].map((key) => nodeValue("effect", null, 0, moved, key))).toEqual([0.5, Infinity, NaN]);
   });
 
   it("is fitted, enlarged about a point, and never lost", () => {
     const [drawing, view] = [{ width: 200, height: 1000 }, { width: 400, height: 300 }]; // prettier-ignore
     expect(fit(drawing, view)).toEqual({ x: 170, y: 0, k: 0.3 });
-    expect(atFirst(drawing, view, null)).toEqual({ x: 134, y: 0, k: 0.66 });
+    expect(initialViewport(drawing, view, null)).toEqual({ x: 134, y: 0, k: 0.66 });
     expect(zoom({ x: 10, y: 20, k: 1 }, 2, { x: 30, y: 20 })).toEqual({ x: -10, y: 20, k: 2 });
-    expect(within({ x: 9999, y: -9999, k: 1 }, drawing, view)).toEqual({ x: 340, y: -940, k: 1 });
+    expect(keepVisible({ x: 9999, y: -9999, k: 1 }, drawing, view)).toEqual({ x: 340, y: -940, k: 1 });
     const seen = reveal({ x: 0, y: 0, k: 1 }, { x: 100, y: 500 }, { width: 100, height: 40 }, view);
     expect(seen).toEqual({ x: 0, y: -234, k: 1 });
   });
 });
 
 describe("the state", () => {
-  const sites = toSites(layout());
-  let asked: { request: Ask; settle: (error: string | null) => void }[];
+  const sites = indexSites(layout());
+  let asked: { request: KernelRequest; settle: (error: string | null) => void }[];
   let laid: number[];
   let flow: FlowState;
 
@@ -229,7 +228,7 @@ describe("the state", () => {
 
 describe("the panel", () => {
   let { control, stream, el, find, all, end } = {} as Mounted;
-  const nodes = (): HTMLElement[] => all(ids.flowNode);
+  const nodes = (): HTMLElement[] => all("nni-flow-node");
   /** happy-dom runs no module of a Blob: the layout is called here, as a worker would. */
   const RealWorker = globalThis.Worker;
 
@@ -274,7 +273,7 @@ describe("the panel", () => {
       "output, f32[4,3]",
     ]);
     expect(nodes().filter((n) => n.tabIndex === 0)).toHaveLength(1);
-    expect(find(ids.flowAbsent)!.dataset["site"]).toBe("blocks/1");
+    expect(find("nni-flow-absent")!.dataset["site"]).toBe("blocks/1");
   });
 
   it("selects by a click and stays, goes in by Enter and out by Backspace", async () => {
@@ -283,7 +282,7 @@ describe("the panel", () => {
     await settle();
     await settle();
     expect(control.of("select").at(-1)).toMatchObject({ site: "blocks/0" });
-    expect(find(ids.flow)!.dataset["value"]).toBe("");
+    expect(find("nni-flow")!.dataset["value"]).toBe("");
     expect(nodes()[1].getAttribute("aria-pressed")).toBe("true");
     press(nodes()[1], "Enter");
     expect(control.of("show_flow")).toHaveLength(1); // a leaf
@@ -292,13 +291,13 @@ describe("the panel", () => {
     await show(residual("", 2, 2));
     press(nodes()[1], "Enter");
     await settle();
-    expect(find(ids.flow)!.dataset["value"]).toBe("blocks/0");
+    expect(find("nni-flow")!.dataset["value"]).toBe("blocks/0");
     await show({ ...residual("blocks/0", 3, 2), nodes: [node("blocks/0/a")], edges: [] });
     expect(nodes().map((n) => n.dataset["site"])).toEqual(["blocks/0/a"]);
     press(nodes()[0], "Backspace");
     await settle();
-    expect(find(ids.flow)!.dataset["value"]).toBe("");
-    expect(find(ids.selected)!.dataset["value"]).toBe("blocks/0");
+    expect(find("nni-flow")!.dataset["value"]).toBe("");
+    expect(find("nni-selected")!.dataset["value"]).toBe("blocks/0");
   });
 
   it("moves along the edges by arrows, and switches Zero by space", async () => {
@@ -307,7 +306,7 @@ describe("the panel", () => {
     press(nodes()[0], "ArrowDown");
     await settle();
     expect(document.activeElement).toBe(nodes()[1]);
-    expect(find(ids.selected)!.dataset["value"]).toBe("blocks/0");
+    expect(find("nni-selected")!.dataset["value"]).toBe("blocks/0");
     press(nodes()[1], " ");
     expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Zero" }]);
     stream.emit(state({ selected: "", perturbations: [perturbation(1, "blocks/0")] }));
@@ -317,13 +316,13 @@ describe("the panel", () => {
 
   it("colours by a figure, with every digit and a legend", async () => {
     await show();
-    const select = find(ids.flowFigure) as HTMLSelectElement;
+    const select = find("nni-flow-figure") as HTMLSelectElement;
     select.value = "activation norm";
     select.dispatchEvent(new Event("change", { bubbles: true }));
     await settle();
     expect(nodes().map((n) => n.dataset["value"])).toEqual([undefined, "4", "1", undefined]);
     expect(nodes()[1].style.getPropertyValue("--nni-share")).toBe("1.000");
-    expect([find(ids.flowEnd("low"))!.dataset["value"], find(ids.flowEnd("high"))!.dataset["value"]]).toEqual(["1", "4"]);
+    expect([find("nni-flow-low")!.dataset["value"], find("nni-flow-high")!.dataset["value"]]).toEqual(["1", "4"]);
     stream.emit(...frame(2, { value: 3 }));
     await settle();
     expect(nodes()[1].dataset["value"]).toBe("3");
@@ -334,7 +333,7 @@ describe("the panel", () => {
     const { id } = control.of("get_layout_library")[0];
     control.emit({ type: "reply", id, ok: false, error: "layout.js is missing" });
     await settle();
-    const list = find(ids.flowList)!;
+    const list = find("nni-flow-list")!;
     expect(list.textContent).toContain("blocks/0 Linear, f32[4,3] → head");
     expect(el.textContent).toContain("The layout library could not be loaded: layout.js is missing");
   });

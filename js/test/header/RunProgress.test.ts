@@ -1,6 +1,5 @@
 // The header: where a run is, said once.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { progress, state } from "../helpers/messages";
 import { opened, started, type Mounted } from "../helpers/mounted";
@@ -8,10 +7,10 @@ import { opened, started, type Mounted } from "../helpers/mounted";
 let { control, stream, el, find, end } = {} as Mounted;
 beforeEach(async () => void ({ control, stream, el, find, end } = await started()));
 afterEach(() => end());
-const text = (): string => el.querySelector(".nni-run")!.textContent!;
+const text = (): string => el.querySelector(".nni-run-progress")!.textContent!;
 
 it("says how a loop is, and the step on screen", async () => {
-  expect(find(ids.step)?.textContent).toBe("step 1");
+  expect(find("nni-step")?.textContent).toBe("step 1");
   expect(text()).toBe("livestep 11 of 10 done");
   expect(el.querySelector("[role=progressbar]")?.getAttribute("aria-valuetext")).toBe("1 of 10");
   stream.emit(state({ progress: { ...progress, running: false, step: 10 } }));
@@ -23,12 +22,12 @@ it("says how a loop is, and the step on screen", async () => {
 });
 
 it("says that a pass is held, and where the run is meanwhile", async () => {
-  find(ids.pause)!.click();
+  find("nni-pause")!.click();
   await settle();
   stream.emit(state({ progress: { ...progress, step: 7 } }));
   await settle();
   expect(text()).toBe("heldstep 1run is at 7");
-  find(ids.pause)!.click();
+  find("nni-pause")!.click();
   await settle();
   expect(text()).toContain("live");
 });
@@ -38,7 +37,7 @@ it("says the step of a single pass, and idle", async () => {
   await settle();
   expect(text()).toBe("idlestep 1");
   expect(el.querySelector("[role=progressbar]")).toBeNull();
-  expect(find(ids.progress)?.dataset).toMatchObject({ value: "1", state: "idle" });
+  expect(find("nni-progress")?.dataset).toMatchObject({ value: "1", state: "idle" });
 });
 
 it("names what takes a while, with the time so far, in place of live", async () => {
@@ -47,7 +46,7 @@ it("names what takes a while, with the time so far, in place of live", async () 
   await settle();
   expect(text()).toContain("compiling the measured step, 8\u00a0s");
   expect(text()).not.toContain("live");
-  expect(find(ids.waiting)?.dataset["value"]).toBe("compiling the measured step");
+  expect(find("nni-waiting")?.dataset["value"]).toBe("compiling the measured step");
   expect(el.querySelector(".nni-status [aria-hidden]")?.textContent).toBe(", 8\u00a0s");
   stream.emit(state({}));
   await settle();
@@ -57,28 +56,28 @@ it("names what takes a while, with the time so far, in place of live", async () 
 it("has the speed and the cost in its menu", async () => {
   stream.emit(state({ cost: { ...state().cost!, compilations: 3, plain_seconds: 0.1, inspected_seconds: 0.15, frames_dropped: 2 } }));
   await settle();
-  expect(find(ids.cost)).toBeNull();
-  await opened(find, ids.menu);
-  expect(el.querySelector("header .nni-more-list")?.textContent).toContain("2 steps/s");
-  expect(find(ids.compilations)?.dataset["value"]).toBe("3");
-  expect(find(ids.cost)?.textContent).toContain("measured step1.50×");
+  expect(find("nni-cost")).toBeNull();
+  await opened(find, "nni-menu");
+  expect(el.querySelector("header .nni-menu-list")?.textContent).toContain("2 steps/s");
+  expect(find("nni-compilations")?.dataset["value"]).toBe("3");
+  expect(find("nni-cost")?.textContent).toContain("measured step1.50×");
 });
 
 it("says in its menu what writing to a tracker costs, if there is one", async () => {
   stream.emit(state({ cost: { ...state().cost!, tracker_seconds: null } }));
   await settle();
-  await opened(find, ids.menu);
-  expect(find(ids.cost)?.textContent).not.toContain("tracker");
+  await opened(find, "nni-menu");
+  expect(find("nni-cost")?.textContent).not.toContain("tracker");
   stream.emit(state({ cost: { ...state().cost!, tracker_seconds: 0.25 } }));
   await settle();
-  expect(find(ids.cost)?.textContent).toMatch(/tracker250\sms/);
+  expect(find("nni-cost")?.textContent).toMatch(/tracker250\sms/);
 });
 
 it("opens the view beside the notebook, and says how to where that is not possible", async () => {
-  find(ids.openBeside)!.click();
+  find("nni-open-beside")!.click();
   await settle();
   const [asked] = control.of("open_beside");
   control.emit({ type: "reply", id: asked!["id"], ok: false, error: "Two steps dock this view." });
   await settle();
-  expect([find(ids.notice)?.dataset["level"], find(ids.notice)?.textContent]).toEqual(["info", "NoteTwo steps dock this view.×"]);
+  expect([find("nni-notice")?.dataset["level"], find("nni-notice")?.textContent]).toEqual(["info", "NoteTwo steps dock this view.×"]);
 });

@@ -1,7 +1,6 @@
 // A run that is read from its file: how it is, what can be asked of it, and what is left out.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import type { Recorded, State } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { progress, scale, state } from "../helpers/messages";
 import { opened, started, type Mounted } from "../helpers/mounted";
@@ -29,44 +28,44 @@ it("says how the run is", async () => {
   ] as const) {
     await shows({ run, text: `run.nni: ${run}.` }, running);
     expect(el.querySelector(".nni-status")?.textContent).toBe(words);
-    expect(find(ids.banner)?.textContent).toContain(`run.nni: ${run}.`);
-    expect(find(ids.banner)?.textContent).toContain(running ? "live" : "saved");
-    expect(find(ids.progress)?.dataset["state"]).toBe(words === "live" ? "running" : words);
+    expect(find("nni-banner")?.textContent).toContain(`run.nni: ${run}.`);
+    expect(find("nni-banner")?.textContent).toContain(running ? "live" : "saved");
+    expect(find("nni-progress")?.dataset["state"]).toBe(words === "live" ? "running" : words);
   }
 });
 
 it("leaves out what needs the model, and the cost of an inspection that there is none of", () => {
-  for (const panel of recorded.missing) expect(find(ids.tab(panel))).toBeNull();
-  expect(find(ids.tab("overview"))).not.toBeNull();
-  expect([ids.group("Test"), ids.group("Units"), ids.group("Structure")].map((id) => find(id) !== null)).toEqual([true, false, true]);
-  expect(find(ids.cost)).toBeNull();
-  expect(find(ids.perturb)).toBeNull();
-  expect(find(ids.banner)?.textContent).toContain("Controls that need the model are switched off.");
+  for (const panel of recorded.missing) expect(find(`nni-tab-${panel}`)).toBeNull();
+  expect(find("nni-tab-overview")).not.toBeNull();
+  expect(["nni-group-Test", "nni-group-Units", "nni-group-Structure"].map((id) => find(id) !== null)).toEqual([true, false, true]);
+  expect(find("nni-cost")).toBeNull();
+  expect(find("nni-perturb")).toBeNull();
+  expect(find("nni-banner")?.textContent).toContain("Controls that need the model are switched off.");
   expect(el.textContent).not.toContain("Nothing is perturbed");
 });
 
 it("asks a run that takes requests, and offers only what its programs have room for", async () => {
   await shows({ steers: true, every: 10 }, true);
-  expect(find(ids.banner)?.textContent).not.toContain("switched off");
-  const every = find(ids.every) as HTMLInputElement;
+  expect(find("nni-banner")?.textContent).not.toContain("switched off");
+  const every = find("nni-every") as HTMLInputElement;
   expect(every.value).toBe("10");
   every.value = "5";
   every.dispatchEvent(new Event("change", { bubbles: true }));
-  find(ids.measureNext)!.click();
+  find("nni-measure-next")!.click();
   expect(control.of("set_every")).toMatchObject([{ every: 5 }]);
   expect(control.of("measure_next")).toHaveLength(1);
-  await opened(find, ids.perturb);
+  await opened(find, "nni-perturb");
   const kinds = [...el.querySelectorAll(".nni-perturb-kind b")].map((one) => one.textContent);
   expect(kinds).toEqual(["Zero", "Scale"]);
-  expect(find(ids.perturbAt)).toBeNull();
-  find(ids.perturbKind("Zero"))!.click();
+  expect(find("nni-perturb-at")).toBeNull();
+  find("nni-perturb-Zero")!.click();
   await settle();
   expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Zero", at: "output" }]);
 });
 
 it("shows a refused request in words", async () => {
   await shows({ steers: true, every: 10 }, true);
-  find(ids.measureNext)!.click();
+  find("nni-measure-next")!.click();
   control.emit({ type: "reply", id: control.of("measure_next")[0]!["id"], ok: false, error: "the run has not answered." });
   await settle();
   expect(el.textContent).toContain("Could not measure the next step: the run has not answered.");
@@ -76,9 +75,9 @@ it("switches the run's own perturbations, and none of one that is over", async (
   const perturbations = [scale(3, "head", 2)];
   stream.emit(state({ recorded: { ...recorded, steers: true, every: 2 }, cost: null, perturbations }));
   await settle();
-  find(ids.switch)!.click();
+  find("nni-switch")!.click();
   expect(control.of("adjust")).toMatchObject([{ perturbation: 3, enabled: false }]);
   stream.emit(state({ recorded: { ...recorded, run: "ended" }, cost: null, perturbations, progress: idle }));
   await settle();
-  expect((find(ids.switch) as HTMLButtonElement).disabled).toBe(true);
+  expect((find("nni-switch") as HTMLButtonElement).disabled).toBe(true);
 });

@@ -1,5 +1,5 @@
 // The other end: a comm that keeps what is sent on it, and a kernel whose answers a test gives.
-import type { Ask, Kernel, Model } from "../../src/kernel/bridge";
+import type { KernelRequest, Kernel, Model } from "../../src/kernel/bridge";
 
 export class MockModel implements Model {
   readonly sent: { type: string; [field: string]: unknown }[] = [];
@@ -28,9 +28,9 @@ export class MockModel implements Model {
 }
 
 export class MockKernel implements Kernel {
-  readonly asked: Ask[] = [];
+  readonly asked: KernelRequest[] = [];
   readonly settles: ((error: string | null) => void)[] = [];
-  ask = (request: Ask, settle: (error: string | null) => void = () => undefined): number => {
+  ask = (request: KernelRequest, settle: (error: string | null) => void = () => undefined): number => {
     this.settles.push(settle);
     return this.asked.push(request);
   };

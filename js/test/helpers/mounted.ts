@@ -1,7 +1,6 @@
 // A whole view over a mock comm, through anywidget's two entry points, for the tests of its parts.
 import type { State } from "../../src/kernel/protocol";
 import { GROUP_OF } from "../../src/detail/groups";
-import { ids } from "../../src/ui/testids";
 import widget from "../../src/widget";
 import { MockModel, settle } from "./kernel";
 import { frame, layout, state } from "./messages";
@@ -68,11 +67,11 @@ export function press(target: Element, key: string, more: KeyboardEventInit = {}
 
 /** Shows a panel, as a click on its group and one on its tab do. */
 export async function openTab(find: Mounted["find"], panel: string): Promise<void> {
-  if (!find(ids.tab(panel))) {
-    find(ids.group(GROUP_OF[panel]!))!.click();
+  if (!find(`nni-tab-${panel}`)) {
+    find(`nni-group-${GROUP_OF[panel]!}`)!.click();
     await settle();
   }
-  find(ids.tab(panel))!.click();
+  find(`nni-tab-${panel}`)!.click();
   await settle();
 }
 

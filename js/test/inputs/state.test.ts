@@ -1,5 +1,5 @@
 import { describe, expect, it, vi } from "vitest";
-import { exampleOf, InputsState, visible } from "../../src/inputs/state";
+import { exampleAt, InputsState, visibleText } from "../../src/inputs/state";
 import type { Inputs } from "../../src/kernel/protocol";
 
 const inputs: Inputs = {
@@ -62,18 +62,18 @@ describe("the words of an axis", () => {
   });
 
   it("are of the example in the slice, if the axis of the batch is known", () => {
-    expect(exampleOf(["batch", "position"], [2, 3], [1, 0], inputs)).toBe(1);
-    expect(exampleOf(["batch", "position"], [4, 3], [1, 0], inputs)).toBe(-1);
-    expect(exampleOf(["position"], [3], [0], inputs)).toBe(-1);
-    expect(exampleOf(["position"], [3], [0], { ...inputs, batch: 1 })).toBe(0);
+    expect(exampleAt(["batch", "position"], [2, 3], [1, 0], inputs)).toBe(1);
+    expect(exampleAt(["batch", "position"], [4, 3], [1, 0], inputs)).toBe(-1);
+    expect(exampleAt(["position"], [3], [0], inputs)).toBe(-1);
+    expect(exampleAt(["position"], [3], [0], { ...inputs, batch: 1 })).toBe(0);
   });
 
   it("label the units along an axis only of a batch of one", () => {
     const state = taken();
-    expect(state.only("key (3)")).toBeUndefined();
+    expect(state.axisWords("key (3)")).toBeUndefined();
     state.take({ ...inputs, batch: 1 });
-    expect(state.only("key (3)")).toEqual(["a", " b", "c"]);
-    for (const axis of ["key (4)", "feature (3)", "key", undefined]) expect(state.only(axis)).toBeUndefined();
+    expect(state.axisWords("key (3)")).toEqual(["a", " b", "c"]);
+    for (const axis of ["key (4)", "feature (3)", "key", undefined]) expect(state.axisWords(axis)).toBeUndefined();
   });
 
   it("keep the chosen example within the batch", () => {
@@ -86,14 +86,14 @@ describe("the words of an axis", () => {
 
 describe("a word on screen", () => {
   it("shows whitespace and control characters", () => {
-    expect(visible(" the")).toBe("·the");
-    expect(visible("\n\t\r\0\x7f")).toBe("⏎⇥␍␀␡");
-    expect(visible("")).toBe("∅");
-    expect(visible("\u00a0\u200b")).toBe("⍽⍽");
+    expect(visibleText(" the")).toBe("·the");
+    expect(visibleText("\n\t\r\0\x7f")).toBe("⏎⇥␍␀␡");
+    expect(visibleText("")).toBe("∅");
+    expect(visibleText("\u00a0\u200b")).toBe("⍽⍽");
   });
 
   it("leaves everything else as it is", () => {
-    for (const word of ["<img src=x onerror=alert(1)>", "👩‍👩‍👧", "שלום", "é", "&amp;"]) expect(visible(word)).toBe(word.replaceAll(" ", "·"));
+    for (const word of ["<img src=x onerror=alert(1)>", "👩‍👩‍👧", "שלום", "é", "&amp;"]) expect(visibleText(word)).toBe(word.replaceAll(" ", "·"));
   });
 });
 

@@ -1,11 +1,11 @@
 // Hello, replies, silence: what is said and when, with a mock comm and a mock clock.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { ACK_MS, AGAIN_MS, Bridge, LATE_MS, RARE_MS, SOON_MS, UNREACHABLE, type Update } from "../../src/kernel/bridge";
+import { ACK_MS, RETRY_MS, Bridge, LATE_MS, POLLED_ACK_MS, UNANSWERED_MS, UNREACHABLE, type UpdateMessage } from "../../src/kernel/bridge";
 import { VERSION } from "../../src/kernel/protocol";
 import { MockModel } from "../helpers/kernel";
 import { layout, state } from "../helpers/messages";
 
-let received: Update[];
+let received: UpdateMessage[];
 let refused: string[];
 let control: MockModel;
 let stream: MockModel;
@@ -100,7 +100,7 @@ describe("hello", () => {
     attach();
     vi.advanceTimersByTime(1000);
     stream.emit(state({ listening: "after" }));
-    vi.advanceTimersByTime(AGAIN_MS[0] - 1000);
+    vi.advanceTimersByTime(RETRY_MS[0] - 1000);
     expect(control.of("hello").map((m) => m["said"])).toEqual([1, 2, 3, 4]);
     stream.emit(state({ listening: "during" }));
     vi.advanceTimersByTime(60_000);
@@ -140,7 +140,7 @@ it("acknowledges at most ten times a second where a loop reads between its steps
   stream.emit(state({ listening: "steps" }));
   for (const seq of [1, 2, 3, 4, 5]) bridge.ack(seq);
   expect(control.of("ack")).toEqual([]);
-  vi.advanceTimersByTime(RARE_MS);
+  vi.advanceTimersByTime(POLLED_ACK_MS);
   expect(control.of("ack").map((m) => m["seq"])).toEqual([5]);
 });
 
@@ -149,7 +149,7 @@ describe("requests", () => {
     attach();
     bridge.ask({ type: "select", site: "a" });
     bridge.ask({ type: "compare", site: "a", number: 1, pinned: 0 } as never);
-    vi.advanceTimersByTime(SOON_MS - 1);
+    vi.advanceTimersByTime(UNANSWERED_MS - 1);
     expect(bridge.unanswered.value).toBe(0);
     vi.advanceTimersByTime(1);
     expect(bridge.unanswered.value).toBe(1);

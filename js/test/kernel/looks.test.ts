@@ -1,6 +1,6 @@
 // What is asked of a site on demand: when, and what is taken of the answers.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import { Looks } from "../../src/kernel/looks";
+import { SiteQueries } from "../../src/kernel/queries";
 import { MockKernel } from "../helpers/kernel";
 import { units } from "../helpers/messages";
 
@@ -10,11 +10,11 @@ describe("Looks", () => {
 
   it("has one request under way, and the newest wish follows it", () => {
     const kernel = new MockKernel();
-    const looks = new Looks(kernel);
-    looks.look("units", "a");
-    looks.look("units", "b");
-    looks.look("units", "c");
-    looks.look("code", "c");
+    const looks = new SiteQueries(kernel);
+    looks.request("units", "a");
+    looks.request("units", "b");
+    looks.request("units", "c");
+    looks.request("code", "c");
     expect(kernel.asked).toEqual([{ type: "look", what: "units", site: "a", axis: -1 }, { type: "look", what: "code", site: "c", axis: -1 }]);
     looks.receive(...units(4, "a"));
     expect(looks.units.value, "nobody wants it any more").toBeNull();
@@ -26,9 +26,9 @@ describe("Looks", () => {
 
   it("looks again at the same site only a while after the answer, longer after a long one", () => {
     const kernel = new MockKernel();
-    const looks = new Looks(kernel);
-    looks.look("units", "a");
-    looks.look("units", "a");
+    const looks = new SiteQueries(kernel);
+    looks.request("units", "a");
+    looks.request("units", "a");
     vi.advanceTimersByTime(1000);
     kernel.settles[0](null);
     vi.advanceTimersByTime(3999);
@@ -36,10 +36,10 @@ describe("Looks", () => {
     vi.advanceTimersByTime(2);
     expect(kernel.asked).toHaveLength(2);
     kernel.settles[1](null);
-    looks.look("units", "b");
+    looks.request("units", "b");
     expect(kernel.asked, "another site at once").toHaveLength(3);
     kernel.settles[2](null);
-    looks.look("units", "b");
+    looks.request("units", "b");
     looks.forget("units");
     vi.advanceTimersByTime(60_000);
     expect(kernel.asked, "not for a panel that is gone").toHaveLength(3);
@@ -47,11 +47,11 @@ describe("Looks", () => {
 
   it("keeps what was seen beside the text of what is wrong now", () => {
     const kernel = new MockKernel();
-    const looks = new Looks(kernel);
-    looks.look("units", "a");
+    const looks = new SiteQueries(kernel);
+    looks.request("units", "a");
     looks.receive(...units(4, "a"));
     kernel.settles[0](null);
-    looks.look("units", "a");
+    looks.request("units", "a");
     vi.advanceTimersByTime(500);
     kernel.settles[1]("a step has the arrays");
     expect(looks.units.value).toMatchObject({ site: "a", error: "a step has the arrays" });

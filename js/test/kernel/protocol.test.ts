@@ -2,9 +2,9 @@
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { describe, expect, it } from "vitest";
-import { decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUnits, decodeUpdates, pairsOf, rowFigure, statistic } from "../../src/kernel/decode";
+import { decodeChoices, decodeCurves, decodeFrame, decodeHistory, decodeUnits, decodeUpdates, decodeCounts, rowStatistic, statistic } from "../../src/kernel/decode";
 import { HISTORY_BINS, SPARK, STATISTICS, type Choices, type Curves, type Frame, type History, type Updates } from "../../src/kernel/protocol";
-import { ProtocolError, toBrowser } from "../../src/kernel/versions";
+import { ProtocolError, checkVersion } from "../../src/kernel/version";
 import { units } from "../helpers/messages";
 
 const folder = join(import.meta.dirname, "../golden");
@@ -24,7 +24,7 @@ function bytes(...arrays: (Float64Array | Uint8Array)[]): Buffer {
 
 describe("golden messages", () => {
   it.each([0, 3, 8])("frame decodes at byte offset %i and re-encodes", (offset) => {
-    const header = toBrowser(read("frame")) as Frame;
+    const header = checkVersion(read("frame")) as Frame;
     const frame = decodeFrame(header, buffer("frame", offset));
     expect(statistic(frame, 0, 0, "mean")).toBe(1 / 8);
     expect(statistic(frame, 1, 0, "size")).toBe(22 / 8);
@@ -38,7 +38,7 @@ describe("golden messages", () => {
     expect([...first.measured[0]!.pairs]).toEqual([8, 6, 1016, 10]);
     expect([second.name, second.update_ratio, second.measured[0]!.figures.mean, second.measured[1]]).toEqual(["<b>", null, 23 / 8, null]);
     expect([...second.measured[0]!.pairs]).toEqual([3064, 2]);
-    expect(rowFigure(frame, 1, "parameter_norm")).toBe(6 / 8);
+    expect(rowStatistic(frame, 1, "parameter_norm")).toBe(6 / 8);
     const tables = whole.subarray(0, frame.table.byteLength + frame.rows.byteLength);
     expect(bytes(frame.table, frame.rows).equals(tables)).toBe(true);
     const after = tables.length + 2 * 2 * STATISTICS.length * 8;
@@ -46,7 +46,7 @@ describe("golden messages", () => {
   });
 
   it("history decodes and re-encodes", () => {
-    const h = decodeHistory(toBrowser(read("history")) as History, buffer("history"));
+    const h = decodeHistory(checkVersion(read("history")) as History, buffer("history"));
     expect([...h.steps]).toEqual([5, 7]);
     expect(h.quantiles[7]).toBe(7 / 8);
     expect(h.edges[HISTORY_BINS]).toBe(HISTORY_BINS / 8);
@@ -54,20 +54,20 @@ describe("golden messages", () => {
   });
 
   it("updates decode and re-encode", () => {
-    const u = decodeUpdates(toBrowser(read("updates")) as Updates, buffer("updates"));
+    const u = decodeUpdates(checkVersion(read("updates")) as Updates, buffer("updates"));
     expect([...u.ratios[0]]).toEqual([0, 1 / 8]);
     expect([...u.lost[0]]).toEqual([1, 7 / 8]);
     expect(bytes(u.steps, ...u.ratios, ...u.lost).equals(readFileSync(join(folder, "updates.bin")))).toBe(true);
   });
 
   it("choices decode and re-encode", () => {
-    const c = decodeChoices(toBrowser(read("choices")) as Choices, buffer("choices"));
+    const c = decodeChoices(checkVersion(read("choices")) as Choices, buffer("choices"));
     expect([...c.figures[1]![0]!]).toEqual([6 / 8, 7 / 8, 1]);
     expect(bytes(c.steps, ...c.figures.flat()).equals(readFileSync(join(folder, "choices.bin")))).toBe(true);
   });
 
   it("curves decode and re-encode", () => {
-    const curves = decodeCurves(toBrowser(read("curves")) as Curves, buffer("curves"));
+    const curves = decodeCurves(checkVersion(read("curves")) as Curves, buffer("curves"));
     expect(curves.map((c) => c.name)).toEqual(["loss", "accuracy"]);
     expect([...curves[0].points]).toEqual([1, 0.5, 2, NaN, 3, 0.25]);
     expect(bytes(...curves.map((c) => c.points)).equals(readFileSync(join(folder, "curves.bin")))).toBe(true);
@@ -75,7 +75,7 @@ describe("golden messages", () => {
 });
 
 describe("counts of a summary", () => {
-  const bins = (counts: number[], low = -8, high = 8): number[] => [...pairsOf(Uint8Array.from(counts), low, high)];
+  const bins = (counts: number[], low = -8, high = 8): number[] => [...decodeCounts(Uint8Array.from(counts), low, high)];
 
   it("are read with the bins that are left out, whatever their size", () => {
     expect(bins([])).toEqual([]);
@@ -107,16 +107,16 @@ describe("counts of a summary", () => {
 
 describe("messages that do not fit", () => {
   it("says what to do about another version", () => {
-    expect(() => toBrowser({ ...read("layout"), version: 99 })).toThrow(/version 99 .* restart the kernel/);
+    expect(() => checkVersion({ ...read("layout"), version: 99 })).toThrow(/version 99 .* restart the kernel/);
   });
 
   it("refuses buffers of another length", () => {
-    const header = toBrowser(read("history")) as History;
+    const header = checkVersion(read("history")) as History;
     const whole = buffer("history", 0);
     expect(() => decodeHistory(header, undefined)).toThrow(ProtocolError);
     expect(() => decodeHistory(header, new DataView(whole.buffer, 0, whole.byteLength - 8))).toThrow(ProtocolError);
     expect(() => decodeHistory({ ...header, steps: 1 }, whole)).toThrow(ProtocolError);
-    expect(() => decodeFrame(toBrowser(read("frame")) as Frame, new DataView(new ArrayBuffer(10)))).toThrow(ProtocolError);
+    expect(() => decodeFrame(checkVersion(read("frame")) as Frame, new DataView(new ArrayBuffer(10)))).toThrow(ProtocolError);
   });
 
   it("counts the bytes of a buffer of another length", () => {

@@ -1,6 +1,6 @@
 // The keys of sites: layers, operations, and the row that shows a site.
 import { expect, it } from "vitest";
-import { rowOf, withoutArray, withoutLayers, type Sites } from "../../src/kernel/sites";
+import { rowKey, withoutArray, withoutLayers, type Sites } from "../../src/kernel/sites";
 
 it.each([
   ["blocks", "blocks"],
@@ -27,10 +27,10 @@ it.each([
 
 it("finds the row of an array, of its own or of the whole", () => {
   const sites = { byKey: new Map([["", 0], ["blocks", 1], ["blocks(1)", 2]]) } as unknown as Sites;
-  expect(["blocks(1)", "blocks[4](1)", "blocks(2)", "(x)", "other(1)"].map((key) => rowOf(sites, key))).toEqual(["blocks(1)", "blocks(1)", "blocks", "", undefined]);
+  expect(["blocks(1)", "blocks[4](1)", "blocks(2)", "(x)", "other(1)"].map((key) => rowKey(sites, key))).toEqual(["blocks(1)", "blocks(1)", "blocks", "", undefined]);
 });
 
 it("finds the row of a layer, of its own or of its stack", () => {
   const sites = { byKey: new Map([["blocks", 0], ["blocks[1]", 1], ["blocks@softmax", 2]]) } as unknown as Sites;
-  expect(["blocks[1]", "blocks[2]", "blocks[2]@softmax", "other[1]"].map((key) => rowOf(sites, key))).toEqual(["blocks[1]", "blocks", "blocks@softmax", undefined]);
+  expect(["blocks[1]", "blocks[2]", "blocks[2]@softmax", "other[1]"].map((key) => rowKey(sites, key))).toEqual(["blocks[1]", "blocks", "blocks@softmax", undefined]);
 });

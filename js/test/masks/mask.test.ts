@@ -1,7 +1,7 @@
 // Masks of units: their bits, and one request at a time for them.
 import { describe, expect, it, vi } from "vitest";
 import type { Perturbation } from "../../src/kernel/protocol";
-import { Masks, editable, fromHex, toHex } from "../../src/masks/mask";
+import { MaskRequests, findMask, fromHex, toHex } from "../../src/masks/requests";
 import { MockKernel } from "../helpers/kernel";
 import { perturbation } from "../helpers/messages";
 
@@ -25,13 +25,13 @@ describe("Masks", () => {
   it("adds one, then sets it; one request at a time, and the newest wish follows", () => {
     const kernel = new MockKernel();
     let all: Perturbation[] = [];
-    const masks = new Masks(kernel, () => all, () => undefined);
-    expect(toHex(masks.of(A))).toBe("ff");
+    const masks = new MaskRequests(kernel, () => all, () => undefined);
+    expect(toHex(masks.maskOf(A))).toBe("ff");
     masks.set(A, fromHex("7f", 8));
     masks.set(A, fromHex("3f", 8));
     masks.set(A, fromHex("1f", 8));
     expect(kernel.asked).toEqual([{ type: "set_mask", perturbation: null, site: "a", units: 8, mask: "7f", axis: -1, columns: 0 }]);
-    expect(toHex(masks.of(A)), "shown at once").toBe("1f");
+    expect(toHex(masks.maskOf(A)), "shown at once").toBe("1f");
     kernel.settles[0](null);
     expect(kernel.asked, "its number is not known yet").toHaveLength(1);
     all = [mask(5, "7f")];
@@ -40,22 +40,22 @@ describe("Masks", () => {
     kernel.settles[1](null);
     all = [mask(5, "1f")];
     masks.settle();
-    expect(toHex(masks.of(A))).toBe("1f");
+    expect(toHex(masks.maskOf(A))).toBe("1f");
     expect(masks.wish.value).toBeNull();
   });
 
   it("takes the wish back where it cannot be", () => {
     const kernel = new MockKernel();
     const failed = vi.fn();
-    const masks = new Masks(kernel, () => [], failed);
+    const masks = new MaskRequests(kernel, () => [], failed);
     masks.set(A, fromHex("00", 8));
     kernel.settles[0]("it does not fit");
     expect(failed).toHaveBeenCalledWith("it does not fit", "a");
-    expect(toHex(masks.of(A))).toBe("ff");
+    expect(toHex(masks.maskOf(A))).toBe("ff");
   });
 
   it("edits a mask of this site's output, of this length", () => {
     const all = [mask(1, ""), { ...mask(2, "ff"), at: "input" as const }, { ...mask(3, "ff"), units: 9 }, { ...mask(4, "ff"), site: "b" }, { ...mask(6, "ff"), columns: 4 }, mask(5, "ff")];
-    expect(editable(all, A)?.id).toBe(5);
+    expect(findMask(all, A)?.id).toBe(5);
   });
 });

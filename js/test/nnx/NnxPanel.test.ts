@@ -1,7 +1,6 @@
 // The panel of a module as NNX sees it: what it asks, when, and what of the answer is on screen.
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import { NnxState, REST_MS } from "../../src/nnx/state";
-import { ids } from "../../src/ui/testids";
+import { NnxState, LEAST_PAUSE_MS } from "../../src/nnx/state";
 import { settle } from "../helpers/kernel";
 import { started, type Mounted, openTab } from "../helpers/mounted";
 import { mode, node, page, variable } from "../helpers/nnx";
@@ -26,7 +25,7 @@ it("asks for nothing until it is shown", async () => {
   expect(control.of("show_nnx")).toEqual([]);
   await open();
   expect(control.of("show_nnx").map((m) => m["site"])).toEqual(["blocks/0"]);
-  expect(find(ids.nnx)!.dataset["value"]).toBe("blocks/0");
+  expect(find("nni-nnx")!.dataset["value"]).toBe("blocks/0");
 });
 
 it("shows structure, state, types and what moved, with every digit", async () => {
@@ -43,9 +42,9 @@ it("shows structure, state, types and what moved, with every digit", async () =>
     step: 20,
     since: 10,
   });
-  expect(find(ids.nnxNode)!.textContent).toContain("features=8");
-  expect(find(ids.nnxNode)!.textContent).toContain("2 more");
-  const [kernel, counter, mean, bias] = all(ids.nnxVariable);
+  expect(find("nni-nnx-node")!.textContent).toContain("features=8");
+  expect(find("nni-nnx-node")!.textContent).toContain("2 more");
+  const [kernel, counter, mean, bias] = all("nni-nnx-variable");
   expect(kernel.dataset["value"]).toBe("0.123456789");
   expect(kernel.textContent).toContain("f32[2,3]");
   expect(kernel.textContent).toContain("12.3");
@@ -53,17 +52,17 @@ it("shows structure, state, types and what moved, with every digit", async () =>
   expect(mean.textContent).toContain("same");
   expect(bias.textContent).toContain("donated");
   expect(bias.textContent).toContain("–");
-  expect(find(ids.nnx)!.textContent).toContain("996 more Variables are not shown");
-  expect(find(ids.nnx)!.textContent).toContain("8 more nodes are not shown");
-  expect(find(ids.nnxSince)!.textContent).toContain("from step 10 to step 20");
-  expect(find(ids.nnxKind)!.textContent).toContain("Param");
+  expect(find("nni-nnx")!.textContent).toContain("996 more Variables are not shown");
+  expect(find("nni-nnx")!.textContent).toContain("8 more nodes are not shown");
+  expect(find("nni-nnx-since")!.textContent).toContain("from step 10 to step 20");
+  expect(find("nni-nnx-kind")!.textContent).toContain("Param");
 });
 
 it("lights up all paths of one object together", async () => {
   await open({ variables: [variable("blocks/0/a", { reference: 2 }), variable("blocks/0/b", { reference: 2, first: "blocks/0/a" }), variable("blocks/0/c")] });
-  const marked = (): boolean[] => all(ids.nnxVariable).map((row) => row.className.includes("nni-marked"));
+  const marked = (): boolean[] => all("nni-nnx-variable").map((row) => row.className.includes("nni-marked"));
   expect(marked()).toEqual([false, false, false]);
-  const sign = all(ids.nnxVariable)[1].querySelector<HTMLElement>(".nni-reference")!;
+  const sign = all("nni-nnx-variable")[1].querySelector<HTMLElement>(".nni-reference")!;
   expect(sign.getAttribute("aria-label")).toContain("Reference 2");
   sign.focus();
   await settle();
@@ -72,15 +71,15 @@ it("lights up all paths of one object together", async () => {
 
 it("goes to a Variable's module", async () => {
   await open({ variables: [variable("head/kernel")] });
-  all(ids.nnxVariable)[0].querySelector<HTMLElement>(".nni-link")!.click();
+  all("nni-nnx-variable")[0].querySelector<HTMLElement>(".nni-link")!.click();
   await settle();
-  expect(find(ids.selected)!.dataset["value"]).toBe("head");
-  expect(find(ids.nnx)!.dataset["value"], "what is of another module is not shown as this one's").toBeUndefined();
+  expect(find("nni-selected")!.dataset["value"]).toBe("head");
+  expect(find("nni-nnx")!.dataset["value"], "what is of another module is not shown as this one's").toBeUndefined();
 });
 
 it("switches a mode, says what failed, and takes a switch back", async () => {
   await open({ modes: [mode("blocks/0", { value: true, in_force: "True", switched: true })] });
-  const row = find(ids.nnxMode)!;
+  const row = find("nni-nnx-mode")!;
   const toggle = row.querySelector<HTMLElement>("[role=switch]")!;
   expect(toggle.getAttribute("aria-checked")).toBe("true");
   toggle.click();
@@ -88,7 +87,7 @@ it("switches a mode, says what failed, and takes a switch back", async () => {
   expect(asked).toMatchObject({ module: "blocks/0", name: "deterministic", value: false });
   control.emit({ type: "reply", id: asked["id"], ok: false, error: "It has none." });
   await settle();
-  expect(find(ids.nnx)!.textContent).toContain("Could not switch deterministic: It has none.");
+  expect(find("nni-nnx")!.textContent).toContain("Could not switch deterministic: It has none.");
   [...row.querySelectorAll("button")].at(-1)!.click();
   expect(control.of("switch_mode").at(-1)).toMatchObject({ value: null });
 });
@@ -99,7 +98,7 @@ it("says why a module cannot be shown", async () => {
   const [asked] = control.of("show_nnx");
   control.emit({ type: "reply", id: asked["id"], ok: false, error: "NNX has no module at 'x'." });
   await settle();
-  expect(find(ids.nnx)!.textContent).toBe("NNX has no module at 'x'.");
+  expect(find("nni-nnx")!.textContent).toBe("NNX has no module at 'x'.");
 });
 
 it("asks one thing at a time, the last, and rests in between", () => {
@@ -119,7 +118,7 @@ it("asks one thing at a time, the last, and rests in between", () => {
   expect(nnx.page.value).toBeNull();
   nnx.receive(page("a", { id: 1 }));
   asked[0].settle(null);
-  vi.advanceTimersByTime(REST_MS);
+  vi.advanceTimersByTime(LEAST_PAUSE_MS);
   expect(asked.map((a) => a.site)).toEqual(["a", "b"]);
   asked[1].settle(null);
   vi.advanceTimersByTime(60_000);

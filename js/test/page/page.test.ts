@@ -1,14 +1,13 @@
 // A saved page: what it carries is unpacked whole or not at all, and answers the screen as a kernel.
 import { gzipSync } from "node:zlib";
 import { afterEach, describe, expect, it } from "vitest";
-import { decodeFrame, decodeHistory, rowFigure, statistic, type FrameData } from "../../src/kernel/decode";
+import { decodeFrame, decodeHistory, rowStatistic, statistic, type FrameData } from "../../src/kernel/decode";
 import { HISTORY_BINS, HISTORY_QUANTILES, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
-import { toBrowser } from "../../src/kernel/versions";
-import { comms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
-import { show } from "../../src/page/page";
-import { Recorded } from "../../src/page/recording";
-import { unpacked } from "../../src/page/unpacked";
-import { ids } from "../../src/ui/testids";
+import { checkVersion } from "../../src/kernel/version";
+import { replayComms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
+import { showRecording } from "../../src/page/page";
+import { SavedRecording } from "../../src/page/recording";
+import { gunzip } from "../../src/page/gzip";
 import { EVIL } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, passes, perturbation, site, state } from "../helpers/messages";
@@ -94,16 +93,16 @@ function packed(more: object | ((packing: Packing) => object) = {}, sites = SITE
 }
 
 const ask = (request: object): Exclude<ToKernel, { type: "ack" }> => request as never;
-const types = (messages: readonly (readonly [unknown, unknown])[]): string[] => messages.map(([header]) => toBrowser(header).type);
+const types = (messages: readonly (readonly [unknown, unknown])[]): string[] => messages.map(([header]) => checkVersion(header).type);
 
 describe("what a page carries", () => {
-  const recorded = new Recorded(packed());
+  const recorded = new SavedRecording(packed());
   const progress = recorded.state.progress;
 
   it("gives each pass's figures, sparklines and histograms as a frame", () => {
     for (let at = 0; at < COUNT; at++) {
       const [header, buffer] = recorded.frame(at, 2, { seq: 1, held: true, progress });
-      expect(toBrowser(header)).toEqual(header);
+      expect(checkVersion(header)).toEqual(header);
       const frame = decodeFrame(header, buffer);
       expect(statistic(frame, 4, 1, "neginf")).toBe(at + 1);
       expect([...new Set(frame.sparklines)]).toEqual([at]);
@@ -120,14 +119,14 @@ describe("what a page carries", () => {
     expect(of(0).parameters[0].measured[1]!.figures.mean).toBe((STATISTICS.length + 1) * COUNT);
     expect([of(1).parameters[0].update_ratio, of(1).parameters[0].measured[1]]).toEqual([null, null]);
     expect([of(0).header.more, of(2).header.more, of(2).parameters]).toEqual([2, 0, []]);
-    expect(rowFigure(of(1), 2, "parameter_norm")).toBe((2 * ROW_FIGURES.length + ROW_FIGURES.indexOf("parameter_norm")) * COUNT + 1);
+    expect(rowStatistic(of(1), 2, "parameter_norm")).toBe((2 * ROW_FIGURES.length + ROW_FIGURES.indexOf("parameter_norm")) * COUNT + 1);
     expect(decodeFrame(...recorded.frame(0, 4, { seq: 1, held: true, progress })).parameters).toEqual([]);
   });
 
   it("gives a buffer of numbers and bytes as it was, bit by bit", () => {
     const bits = new Float64Array(Uint8Array.from([1, 2, 3, 4, 5, 6, 0xf7, 0xff]).buffer); // a NaN
     const parts = (packing: Packing): object[] => [packing.add(bits, "f8"), packing.add(Uint8Array.from([7, 8, 9]), "u1")];
-    const found = new Recorded(packed((packing) => ({ answers: { units: [["head", { header: {}, buffer: parts(packing) }]] } })));
+    const found = new SavedRecording(packed((packing) => ({ answers: { units: [["head", { header: {}, buffer: parts(packing) }]] } })));
     const [, buffer] = found.answer("units", "head") as [unknown, DataView];
     expect([...new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength)]).toEqual([1, 2, 3, 4, 5, 6, 0xf7, 0xff, 7, 8, 9]);
   });
@@ -142,7 +141,7 @@ describe("what a page carries", () => {
     expect(recorded.opened()).toBeUndefined();
     const keys = [["head", "output", false], ["head", "attention", false], ["head", "gradient", true], [1, [0, 0], [-1, 0, 1], -1, "value"], ["blocks/0", "input", false]]; // prettier-ignore
     const values = keys.map((key) => [JSON.stringify(key), { error: "" }]);
-    expect(new Recorded(packed({ answers: { values }, state: state({ selected: "head" }) })).opened()).toBe("attention");
+    expect(new SavedRecording(packed({ answers: { values }, state: state({ selected: "head" }) })).opened()).toBe("attention");
   });
 
   it("puts a message together of exact numbers and shades", () => {
@@ -162,12 +161,12 @@ describe("what a page carries", () => {
     ["of an unknown type", packed({ counts: { at: 0, count: 3, type: "i9" } })],
     ["with histograms that do not fit", packed({ counts: { at: 0, count: 2, type: "u1" } })],
   ])("is refused where it is %s", (_, bytes) => {
-    expect(() => new Recorded(bytes)).toThrow(/recording|layout/);
+    expect(() => new SavedRecording(bytes)).toThrow(/recording|layout/);
   });
 });
 
 describe("the kernel that it plays", () => {
-  const replay = (): Replay => new Replay(new Recorded(packed()));
+  const replay = (): Replay => new Replay(new SavedRecording(packed()));
 
   it("says everything to a hello", () => {
     const { messages, error } = replay().answer(ask({ type: "hello", version: VERSION, streams: true, page: "" }));
@@ -220,7 +219,7 @@ describe("the kernel that it plays", () => {
       values: [['["a\\"b","output",false]', one(arrays)], ['[3,[0,2,0],[-1,0,2],-1,"value"]', one(values)]],
       compare: [["2 0", one(compared)]],
     };
-    const page = new Replay(new Recorded(packed({ answers })));
+    const page = new Replay(new SavedRecording(packed({ answers })));
     const read = { type: "read_values", id: 12, array: 3, index: [1, 2, 3], axes: [-1, 0, 2], starts: [0, 1, 1], ends: [1, 2, 2], most: [1, 9, 9], norm_over: -1, component: "value", exact: false };
     const header = (request: object): unknown => page.answer(ask(request)).messages[0]?.[0];
     expect(header({ type: "show_values", id: 11, site: 'a"b', part: "output", clean: false })).toEqual({ ...arrays, request: 11 });
@@ -231,7 +230,7 @@ describe("the kernel that it plays", () => {
   });
 
   it("answers after the call that asks, messages first, with one reply", async () => {
-    const { control, stream } = comms(new Recorded(packed()));
+    const { control, stream } = replayComms(new SavedRecording(packed()));
     const heard: string[] = [];
     for (const model of [control, stream]) model.on("msg:custom", (content) => heard.push((content as { type: string }).type));
     control.send({ type: "get_layout_library", id: 3 });
@@ -250,27 +249,27 @@ describe("the page", () => {
 
   it("unpacks what Python deflated", async () => {
     const bytes = packed();
-    expect(await unpacked(`\n${gzipSync(bytes).toString("base64")}\n`)).toEqual(bytes);
-    await expect(unpacked(gzipSync(bytes).toString("base64").slice(0, 400))).rejects.toThrow();
+    expect(await gunzip(`\n${gzipSync(bytes).toString("base64")}\n`)).toEqual(bytes);
+    await expect(gunzip(gzipSync(bytes).toString("base64").slice(0, 400))).rejects.toThrow();
   });
 
   it("shows the last state and says what it is", async () => {
-    end = show(new Recorded(packed({ missing: ["values"], state: state({ perturbations: [perturbation(1, "head")] }) })), place);
+    end = showRecording(new SavedRecording(packed({ missing: ["values"], state: state({ perturbations: [perturbation(1, "head")] }) })), place);
     await settle();
-    expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
-    expect(find(ids.stat("output", "mean"))?.dataset["value"]).toBe("3");
-    expect(find(ids.banner)?.textContent).toContain("Saved just now.");
-    expect(find(ids.switch)?.hasAttribute("disabled")).toBe(true);
-    for (const absent of [ids.perturb, ids.remove, ids.switchAll, ids.addHere, ids.tab("values")]) expect(find(absent)).toBeNull();
+    expect(find("nni-selected")?.dataset["value"]).toBe("blocks/0");
+    expect(find("nni-stat-output-mean")?.dataset["value"]).toBe("3");
+    expect(find("nni-banner")?.textContent).toContain("Saved just now.");
+    expect(find("nni-switch")?.hasAttribute("disabled")).toBe(true);
+    for (const absent of ["nni-perturb", "nni-remove", "nni-switch-all", "nni-add-here", "nni-tab-values"]) expect(find(absent)).toBeNull();
   });
 
   it("takes hostile names for text", async () => {
     const sites = [site("", -1, { name: EVIL[0] }), ...EVIL.map((text) => site(text, 0, { name: text, kind: text, source: text }))];
-    end = show(new Recorded(packed({ note: EVIL[0], detailed: [], parameters: [], more: [], figures: NONE, ratios: NONE, lengths: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u1" } }, sites)), place);
+    end = showRecording(new SavedRecording(packed({ note: EVIL[0], detailed: [], parameters: [], more: [], figures: NONE, ratios: NONE, lengths: { at: 0, count: 0, type: "u2" }, counts: { at: 0, count: 0, type: "u1" } }, sites)), place);
     await settle();
     const allowed = new Set("a b button circle code dd div dl dt figcaption figure footer form g h3 h4 header input label li line option p path rect section select small span strong svg table tbody td text th thead tr ul canvas ol summary details bdi main kbd".split(" "));
     expect([...place.querySelectorAll("*")].map((e) => e.localName).filter((name) => !allowed.has(name))).toEqual([]);
     expect("hacked" in window).toBe(false);
-    expect(find(ids.banner)?.textContent).toContain(EVIL[0]);
+    expect(find("nni-banner")?.textContent).toContain(EVIL[0]);
   });
 });

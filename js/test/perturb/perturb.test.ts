@@ -1,8 +1,7 @@
 // What a person does about perturbations, and what the screen says of them and of their effect.
 import { afterEach, expect, it, vi } from "vitest";
 import type { State } from "../../src/kernel/protocol";
-import { SOON_MS } from "../../src/kernel/bridge";
-import { ids } from "../../src/ui/testids";
+import { UNANSWERED_MS } from "../../src/kernel/bridge";
 import { settle } from "../helpers/kernel";
 import { effect, layout, passes, perturbation, scale, state } from "../helpers/messages";
 import { mounted, opened, press, started, type Mounted } from "../helpers/mounted";
@@ -22,134 +21,134 @@ const give = (id: string, value: string, event: string): void => {
 
 it("is switched, set and removed by switch, slider and cross", async () => {
   await start({ perturbations: [scale(4, "head", 0.5)], training_perturbed: true });
-  expect(find(ids.trainingPerturbed)?.textContent).toBe("training is perturbed");
-  expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("true");
+  expect(find("nni-training-perturbed")?.textContent).toBe("training is perturbed");
+  expect(find("nni-switch")?.getAttribute("aria-checked")).toBe("true");
   // a row and the header say it with one badge, and the slider says it of the pass
   stream.emit(...passes([[1, 1, 1, 1]]));
   await settle();
-  const badges = [all(ids.row).at(-1), el.querySelector("header")].map((place) => place!.querySelector(".nni-badge-on"));
+  const badges = [all("nni-row").at(-1), el.querySelector("header")].map((place) => place!.querySelector(".nni-badge-on"));
   expect(badges.map((badge) => [badge?.className, badge?.getAttribute("data-sign")])).toEqual(Array(2).fill(["nni-badge nni-badge-on", "◆"]));
   stream.emit(...passes([[0, 0, 0, 0], [1, 1, 1, 1]])); // prettier-ignore
   await settle();
-  expect(find(ids.scrub)?.getAttribute("aria-valuetext")).toBe("step 1, watch, perturbed: pass 2 of 2; the perturbations changed here");
-  find(ids.switch)!.click();
+  expect(find("nni-scrub")?.getAttribute("aria-valuetext")).toBe("step 1, watch, perturbed: pass 2 of 2; the perturbations changed here");
+  find("nni-switch")!.click();
   expect(control.of("adjust")).toMatchObject([{ perturbation: 4, enabled: false, strength: null }]);
   await settle();
-  expect(find(ids.switch)?.getAttribute("aria-checked")).toBe("false");
-  expect(find(ids.strength), "the amount is opened by a click").toBeNull();
-  expect(find(ids.amount)?.textContent).toBe("× 0.5");
-  await opened(find, ids.amount);
-  expect(document.activeElement).toBe(find(ids.strengthNumber));
-  give(ids.strength, "1.5", "input");
+  expect(find("nni-switch")?.getAttribute("aria-checked")).toBe("false");
+  expect(find("nni-strength"), "the amount is opened by a click").toBeNull();
+  expect(find("nni-amount")?.textContent).toBe("× 0.5");
+  await opened(find, "nni-amount");
+  expect(document.activeElement).toBe(find("nni-strength-number"));
+  give("nni-strength", "1.5", "input");
   await settle();
   expect(control.of("adjust").at(-1)).toMatchObject({ perturbation: 4, enabled: false, strength: 1.5 });
-  find(ids.remove)!.click();
+  find("nni-remove")!.click();
   expect(control.of("remove")).toMatchObject([{ perturbation: 4 }]);
 });
 
 it("adds what is chosen, where and as strong as chosen, and only by its kind", async () => {
   await start();
-  await opened(find, ids.perturb);
+  await opened(find, "nni-perturb");
   const groups = [...el.querySelectorAll(".nni-perturb-menu [role=group][aria-label]")].filter((g) => g.querySelector(".nni-perturb-kind"));
   expect(groups.map((g) => [g.getAttribute("aria-label"), g.querySelectorAll(".nni-perturb-kind").length])).toEqual([["Values", 7], ["Gradients", 4]]); // prettier-ignore
-  expect(document.activeElement).toBe(find(ids.perturbKind("Zero")));
-  expect(find(ids.addStrengthNumber("Zero"))).toBeNull(); // Zero has none
-  expect(find(ids.perturbKind("Shift"))?.title).toBe("Will add the strength to every number.");
-  expect((find(ids.addStrengthNumber("Shift")) as HTMLInputElement).value).toBe("1");
-  give(ids.addStrengthNumber("Shift"), "-7.5", "input");
-  find(ids.perturbAt)!.querySelectorAll("button")[1].click();
+  expect(document.activeElement).toBe(find("nni-perturb-Zero"));
+  expect(find("nni-add-strength-Zero")).toBeNull(); // Zero has none
+  expect(find("nni-perturb-Shift")?.title).toBe("Will add the strength to every number.");
+  expect((find("nni-add-strength-Shift") as HTMLInputElement).value).toBe("1");
+  give("nni-add-strength-Shift", "-7.5", "input");
+  find("nni-perturb-at")!.querySelectorAll("button")[1].click();
   expect(control.of("perturb")).toEqual([]);
   await settle();
-  find(ids.perturbKind("Shift"))!.click();
+  find("nni-perturb-Shift")!.click();
   expect(control.of("perturb")).toMatchObject([{ site: "blocks/0", kind: "Shift", strength: -7.5, at: "input" }]);
   await settle();
-  expect(find(ids.perturbKind("Shift")), "the menu closes").toBeNull();
-  expect(document.activeElement).toBe(find(ids.perturb));
-  await opened(find, ids.perturb);
-  find(ids.perturbKind("StopGradient"))!.click();
+  expect(find("nni-perturb-Shift"), "the menu closes").toBeNull();
+  expect(document.activeElement).toBe(find("nni-perturb"));
+  await opened(find, "nni-perturb");
+  find("nni-perturb-StopGradient")!.click();
   expect(control.of("perturb")[1]).toMatchObject({ kind: "StopGradient", strength: null, at: "input" });
 });
 
 it("offers no perturbation that would change nothing", async () => {
   await start();
-  await opened(find, ids.perturb);
+  await opened(find, "nni-perturb");
   const offered = [...el.querySelectorAll<HTMLInputElement>(".nni-perturb-menu input[type=number]")].map((one) => [one.dataset["testid"], one.value]);
-  expect(Object.fromEntries(offered as [string, string][])).toMatchObject({ [ids.addStrengthNumber("Scale")]: "0.5", [ids.addStrengthNumber("ScaleGradient")]: "0.5" });
+  expect(Object.fromEntries(offered as [string, string][])).toMatchObject({ ["nni-add-strength-Scale"]: "0.5", ["nni-add-strength-ScaleGradient"]: "0.5" });
 });
 
 it("moves in the menu by the arrows, and closes it by Escape", async () => {
   await start();
-  await opened(find, ids.perturb);
-  press(find(ids.perturbKind("Zero"))!, "ArrowDown");
-  expect(document.activeElement).toBe(find(ids.perturbKind("Mean")));
-  press(find(ids.perturbKind("Mean"))!, "ArrowUp");
-  press(find(ids.perturbKind("Zero"))!, "ArrowUp");
-  expect(document.activeElement).toBe(find(ids.perturbKind("ClipGradient")));
+  await opened(find, "nni-perturb");
+  press(find("nni-perturb-Zero")!, "ArrowDown");
+  expect(document.activeElement).toBe(find("nni-perturb-Mean"));
+  press(find("nni-perturb-Mean")!, "ArrowUp");
+  press(find("nni-perturb-Zero")!, "ArrowUp");
+  expect(document.activeElement).toBe(find("nni-perturb-ClipGradient"));
   press(document.activeElement!, "Escape");
   await settle();
-  expect([find(ids.perturbKind("Zero")), document.activeElement]).toEqual([null, find(ids.perturb)]);
+  expect([find("nni-perturb-Zero"), document.activeElement]).toEqual([null, find("nni-perturb")]);
 });
 
 it("names the units to which one is confined, and can be added to all of them beside it", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0", { expression: "nni.Zero().only(units=[3], axis=-2)" })] });
-  expect(find(ids.perturbation)?.querySelector(".nni-extra")?.textContent).toBe("units [3], axis -2");
-  await opened(find, ids.perturb);
-  expect((find(ids.perturbKind("Zero")) as HTMLButtonElement).disabled).toBe(false);
+  expect(find("nni-perturbation")?.querySelector(".nni-confinement")?.textContent).toBe("units [3], axis -2");
+  await opened(find, "nni-perturb");
+  expect((find("nni-perturb-Zero") as HTMLButtonElement).disabled).toBe(false);
 });
 
 it("names many units by their runs, and all of them in the tip", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0", { expression: "nni.Zero().only(units=[1, 2, 8, 9, 10, 11, 30])" })] });
-  expect(find(ids.perturbation)?.querySelector(".nni-extra")?.textContent).toBe("units [1, 2, 8–11, 30]");
-  expect(find(ids.perturbation)?.querySelector<HTMLElement>(".nni-where")?.title).toBe("blocks/0\nunits [1, 2, 8–11, 30]");
+  expect(find("nni-perturbation")?.querySelector(".nni-confinement")?.textContent).toBe("units [1, 2, 8–11, 30]");
+  expect(find("nni-perturbation")?.querySelector<HTMLElement>(".nni-perturbed-site")?.title).toBe("blocks/0\nunits [1, 2, 8–11, 30]");
 });
 
 it("does not add what it is told cannot be, and says why", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0")] });
-  await opened(find, ids.perturb);
-  const kind = (name: string): HTMLButtonElement => find(ids.perturbKind(name)) as HTMLButtonElement;
+  await opened(find, "nni-perturb");
+  const kind = (name: string): HTMLButtonElement => find(`nni-perturb-${name}`) as HTMLButtonElement;
   expect(kind("Zero").disabled).toBe(true);
   expect(kind("Zero").textContent).toContain("It is already in the list.");
-  find(ids.perturbAt)!.querySelectorAll("button")[1].click(); // at the input it is not
+  find("nni-perturb-at")!.querySelectorAll("button")[1].click(); // at the input it is not
   await settle();
   expect(kind("Zero").disabled).toBe(false);
-  give(ids.addStrengthNumber("Noise"), "-1", "input");
+  give("nni-add-strength-Noise", "-1", "input");
   await settle();
   expect(kind("Noise").disabled).toBe(true);
   expect(kind("Noise").textContent).toContain("Its std is at least 0.");
-  press(find(ids.addStrengthNumber("Noise"))!, "Enter");
+  press(find("nni-add-strength-Noise")!, "Enter");
   expect(control.of("perturb")).toEqual([]);
-  give(ids.addStrengthNumber("Noise"), "0.25", "input");
+  give("nni-add-strength-Noise", "0.25", "input");
   await settle();
-  press(find(ids.addStrengthNumber("Noise"))!, "Enter");
+  press(find("nni-add-strength-Noise")!, "Enter");
   expect(control.of("perturb")).toMatchObject([{ kind: "Noise", strength: 0.25, at: "input" }]);
 });
 
 it("switches all", async () => {
   await start({ perturbations: [perturbation(1, "head"), scale(2, "blocks/0", 1, { enabled: false })] });
-  await opened(find, ids.effectMore);
-  expect(find(ids.switchAll)?.textContent).toBe("All off");
-  find(ids.switchAll)!.click();
+  await opened(find, "nni-effect-more");
+  expect(find("nni-switch-all")?.textContent).toBe("All off");
+  find("nni-switch-all")!.click();
   await settle();
   expect(control.of("switch_all")).toMatchObject([{ enabled: false }]);
-  expect(all(ids.switch).map((s) => s.getAttribute("aria-checked"))).toEqual(["false", "false"]);
-  expect(find(ids.switchAll)?.textContent).toBe("All on");
+  expect(all("nni-switch").map((s) => s.getAttribute("aria-checked"))).toEqual(["false", "false"]);
+  expect(find("nni-switch-all")?.textContent).toBe("All on");
 });
 
 it("says on a perturbation's row why it does nothing, while it is on and until it acts", async () => {
   const why = "the loop does not call it";
   const row = (more: object) => state({ perturbations: [scale(1, "blocks/0", 0.5, more)] });
   await start({ perturbations: [scale(1, "blocks/0", 0.5, { not_acting: why })] });
-  expect(find(ids.notActing)?.dataset["value"]).toBe(why);
-  expect(find(ids.notActing)?.textContent).toBe(`not acting here: ${why}`);
-  expect(find(ids.notActing)?.parentElement?.title).toBe(`not acting here: ${why}`);
+  expect(find("nni-not-acting")?.dataset["value"]).toBe(why);
+  expect(find("nni-not-acting")?.textContent).toBe(`not acting here: ${why}`);
+  expect(find("nni-not-acting")?.parentElement?.title).toBe(`not acting here: ${why}`);
   for (const more of [{ not_acting: why, enabled: false }, { not_acting: why, pending: true }, { not_acting: "" }]) {
     stream.emit(row(more));
     await settle();
-    expect(find(ids.perturbation)).not.toBeNull();
-    expect(find(ids.notActing)).toBeNull();
+    expect(find("nni-perturbation")).not.toBeNull();
+    expect(find("nni-not-acting")).toBeNull();
     stream.emit(row({ not_acting: why }));
     await settle();
-    expect(find(ids.notActing)).not.toBeNull();
+    expect(find("nni-not-acting")).not.toBeNull();
   }
 });
 
@@ -162,36 +161,36 @@ it("says what each is, where it acts, and what it waits for", async () => {
       perturbation(3, "head", { kind: "Mask", units: 64, units_off: 12 }),
     ],
   });
-  const rows = all(ids.perturbation);
+  const rows = all("nni-perturbation");
   const part = (row: number, id: string): HTMLElement | null => rows[row].querySelector(`[data-testid="${id}"]`);
-  expect(rows.map((row) => row.querySelector(".nni-where")?.textContent)).toEqual(["blocks/*input, 2 sites", "nowhereparameter", "head"]);
-  expect(part(0, ids.pending)?.textContent).toBe("next step: the loop takes it over at its next step");
-  expect(part(1, ids.rowCompiling)?.textContent).toMatch(/^compiling: /);
-  expect(part(1, ids.pending)).toBeNull();
-  expect(part(2, ids.units)?.textContent).toBe("mask: 12 of 64 off");
-  expect(part(2, ids.strength)).toBeNull();
-  expect(find(ids.compiling)?.textContent).toBe("compiling");
+  expect(rows.map((row) => row.querySelector(".nni-perturbed-site")?.textContent)).toEqual(["blocks/*input, 2 sites", "nowhereparameter", "head"]);
+  expect(part(0, "nni-pending")?.textContent).toBe("next step: the loop takes it over at its next step");
+  expect(part(1, "nni-row-compiling")?.textContent).toMatch(/^compiling: /);
+  expect(part(1, "nni-pending")).toBeNull();
+  expect(part(2, "nni-units")?.textContent).toBe("mask: 12 of 64 off");
+  expect(part(2, "nni-strength")).toBeNull();
+  expect(find("nni-compiling")?.textContent).toBe("compiling");
   expect(rows[1].querySelector(".nni-link")).toBeNull(); // there is no such row
   rows[0].querySelector<HTMLElement>(".nni-link")!.click();
   await settle();
-  expect(find(ids.selected)?.dataset["value"]).toBe("blocks/0");
+  expect(find("nni-selected")?.dataset["value"]).toBe("blocks/0");
   stream.emit(state({ perturbations: [scale(1, "blocks/*", 0.5)] }));
   await settle();
-  expect(find(ids.compiling)?.textContent).toBe("");
-  expect(find(ids.pending)).toBeNull();
+  expect(find("nni-compiling")?.textContent).toBe("");
+  expect(find("nni-pending")).toBeNull();
 });
 
 it("gives the Python text to hover and to copy", async () => {
   const copied: string[] = [];
   vi.spyOn(navigator.clipboard, "writeText").mockImplementation((text) => (copied.push(text), Promise.resolve()));
   await start({ perturbations: [scale(1, "head", 0.5)] });
-  const kind = find(ids.expression)!;
+  const kind = find("nni-expression")!;
   expect([kind.textContent, kind.dataset["value"]]).toEqual(["Scale", "nni.Scale(factor=0.5)"]);
   expect(kind.title).toContain("nni.Scale(factor=0.5)");
   kind.click();
   await settle();
   expect(copied).toEqual(["nni.Scale(factor=0.5)"]);
-  expect(find(ids.perturbation)?.textContent).toContain("copied");
+  expect(find("nni-perturbation")?.textContent).toContain("copied");
 });
 
 it.each([
@@ -207,37 +206,37 @@ it.each([
   stream.emit(state({ listening }));
   vi.useRealTimers();
   await settle();
-  await opened(find, ids.menu);
-  expect(find(ids.listening)?.textContent).toBe(words);
-  expect(find(ids.listening)?.dataset["value"]).toBe(listening);
+  await opened(find, "nni-menu");
+  expect(find("nni-listening")?.textContent).toBe(words);
+  expect(find("nni-listening")?.dataset["value"]).toBe(listening);
 });
 
 it("names the effect by the State that it came with, not by a wish", async () => {
   const perturbations = [scale(1, "head", 0.5), perturbation(2, "blocks/0", { enabled: false })];
   await start({ perturbations, effect: effect({ source: "the last step, at step 3", output_change: 0.5 }) });
-  const caption = (): string | null | undefined => find(ids.effect)?.lastElementChild?.textContent;
+  const caption = (): string | null | undefined => find("nni-effect")?.lastElementChild?.textContent;
   expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3");
-  all(ids.switch)[0].click();
-  all(ids.switch)[1].click(); // Zero is asked for instead: these are Scale's figures still
+  all("nni-switch")[0].click();
+  all("nni-switch")[1].click(); // Zero is asked for instead: these are Scale's figures still
   await settle();
   expect(caption()).toBe("Effect of Scale (factor 0.5) at head on the last step, at step 3, before this change");
   for (const { id } of control.of("adjust") as unknown as { id: number }[]) control.emit({ type: "reply", id, ok: true, error: "" });
   stream.emit(state({ perturbations: perturbations.map((p) => ({ ...p, enabled: !p.enabled })), no_effect: "Waits." }));
   await settle();
-  expect(find(ids.effect)).toBeNull();
-  expect(find(ids.noEffect)?.textContent).toBe("Waits.");
+  expect(find("nni-effect")).toBeNull();
+  expect(find("nni-no-effect")?.textContent).toBe("Waits.");
 });
 
 it("shows the effect, with what is unknown as a dash", async () => {
   const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.75, accuracy: null }, output_change: 0.5 };
   await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
-  expect(find(ids.effectValue("loss", "perturbed"))?.dataset["value"]).toBe("0.75");
-  expect(find(ids.effect)?.textContent).toContain("loss 0.25 → 0.75");
-  await opened(find, ids.effectMore);
-  expect(find(ids.effectFull)?.textContent).toContain("+0.5000");
-  expect(find(ids.effectValue("accuracy", "perturbed"))?.textContent).toBe("–");
-  expect(find(ids.outputChange)?.textContent).toContain("50");
-  expect([find(ids.kl), find(ids.top1), find(ids.downstream)]).toEqual([null, null, null]);
+  expect(find("nni-effect-loss-perturbed")?.dataset["value"]).toBe("0.75");
+  expect(find("nni-effect")?.textContent).toContain("loss 0.25 → 0.75");
+  await opened(find, "nni-effect-more");
+  expect(find("nni-effect-full")?.textContent).toContain("+0.5000");
+  expect(find("nni-effect-accuracy-perturbed")?.textContent).toBe("–");
+  expect(find("nni-output-change")?.textContent).toContain("50");
+  expect([find("nni-kl"), find("nni-top1"), find("nni-downstream")]).toEqual([null, null, null]);
 });
 
 it("shows what each does by itself, unless it is off or waits", async () => {
@@ -245,15 +244,15 @@ it("shows what each does by itself, unless it is off or waits", async () => {
   const alone = [1, 2, 3, 4].map((id) => ({ ...one, perturbation: id, loss_change: id === 4 ? null : 0.25 }));
   const more = [{}, { enabled: false }, { pending: true }, {}];
   await start({ perturbations: more.map((m, i) => scale(i + 1, "head", 1, m)), effect: effect({ alone }) });
-  await opened(find, ids.effectMore);
-  const rows = all(ids.alone);
+  await opened(find, "nni-effect-more");
+  const rows = all("nni-alone");
   const shown = ["Scale on head alone: loss+0.2500", "Scale on head alone: loss+0.2500", "Scale on head alone: output50\u202f%"];
   expect(rows.map((row) => row.textContent)).toEqual(shown);
   expect(rows.map((row) => row.dataset["value"])).toEqual(["0.25", "0.25", "0.5"]);
   expect(rows[0]!.title).toContain("KL divergence –");
-  find(ids.switch)!.click(); // all of them are older than this
+  find("nni-switch")!.click(); // all of them are older than this
   await settle();
-  expect(all(ids.alone)).toEqual([]);
+  expect(all("nni-alone")).toEqual([]);
 });
 
 it("shows the effect on predictions, and on the sites downstream as links", async () => {
@@ -264,23 +263,23 @@ it("shows the effect on predictions, and on the sites downstream as links", asyn
     { site: "gone", change: 0 },
   ];
   await start({ perturbations: [perturbation(1, "blocks/0")], effect: effect({ kl: 0.5, top1_changed: 0.125, sites }) });
-  expect([find(ids.kl)?.textContent, find(ids.kl)?.dataset["value"]]).toEqual(["0.5000", "0.5"]);
-  expect([find(ids.top1)?.textContent, find(ids.top1)?.dataset["value"]]).toEqual(["12.5\u202f%", "0.125"]);
-  await opened(find, ids.effectMore);
-  expect(all(ids.downstream).map((s) => s.textContent)).toEqual([
+  expect([find("nni-kl")?.textContent, find("nni-kl")?.dataset["value"]]).toEqual(["0.5000", "0.5"]);
+  expect([find("nni-top1")?.textContent, find("nni-top1")?.dataset["value"]]).toEqual(["12.5\u202f%", "0.125"]);
+  await opened(find, "nni-effect-more");
+  expect(all("nni-downstream").map((s) => s.textContent)).toEqual([
     "head125\u202f%", "blocks/10.1\u202f%", "(model)not finite", "gone0\u202f%",
   ]); // prettier-ignore
-  expect(all(ids.downstream).map((s) => s.querySelector("button") !== null)).toEqual([true, true, true, false]);
-  all(ids.downstream)[1].querySelector("button")!.click();
+  expect(all("nni-downstream").map((s) => s.querySelector("button") !== null)).toEqual([true, true, true, false]);
+  all("nni-downstream")[1].querySelector("button")!.click();
   await settle();
-  expect(find(ids.selected)?.dataset["value"]).toBe("blocks/1");
+  expect(find("nni-selected")?.dataset["value"]).toBe("blocks/1");
 });
 
 it("tells no change from a change, and what the effect was measured on", async () => {
   const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0, kl: 0, top1_changed: 0 };
   await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
-  await opened(find, ids.effectMore);
-  const words = (selector: string): (string | null)[] => [...find(ids.effectFull)!.querySelectorAll(selector)].map((e) => e.textContent);
+  await opened(find, "nni-effect-more");
+  const words = (selector: string): (string | null)[] => [...find("nni-effect-full")!.querySelectorAll(selector)].map((e) => e.textContent);
   expect(words(".nni-change")).toEqual(["−0.1250"]);
   expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
   expect(words("caption")[0]).toBe("Effect of Zero on the example");
@@ -288,45 +287,45 @@ it("tells no change from a change, and what the effect was measured on", async (
 
 it("marks its row with a word that a narrow tree keeps as a name", async () => {
   await start({ perturbations: [perturbation(1, "head")] });
-  const badge = find(ids.badgePerturbed)!;
+  const badge = find("nni-badge-perturbed")!;
   expect([badge.textContent, badge.title, badge.dataset["sign"]]).toEqual(["perturbed", "A perturbation is on", "◆"]);
 });
 
 it("shows why a request failed", async () => {
   await start();
-  await opened(find, ids.perturb);
-  find(ids.perturbKind("Zero"))!.click();
+  await opened(find, "nni-perturb");
+  find("nni-perturb-Zero")!.click();
   control.emit({ type: "reply", id: control.of("perturb")[0]["id"], ok: false, error: "its output is an integer" });
   await settle();
-  expect(find(ids.notice)?.textContent).toContain("its output is an integer");
+  expect(find("nni-notice")?.textContent).toContain("its output is an integer");
 });
 
 it("opens the menu from a row", async () => {
   await start();
-  el.querySelector<HTMLElement>(`[data-testid="${ids.row}"][data-site="head"] [data-testid="${ids.addHere}"]`)!.click();
+  el.querySelector<HTMLElement>(`[data-testid="nni-row"][data-site="head"] [data-testid="nni-add-here"]`)!.click();
   await settle();
-  expect(find(ids.selected)?.dataset["value"]).toBe("head");
+  expect(find("nni-selected")?.dataset["value"]).toBe("head");
   await settle();
-  expect(document.activeElement).toBe(find(ids.perturbKind("Zero")));
+  expect(document.activeElement).toBe(find("nni-perturb-Zero"));
   expect(control.of("perturb"), "nothing acts before a kind is pressed").toHaveLength(0);
 });
 
 it("is absent while there is none, and switching one changes no part of its chip but its look", async () => {
   await start();
-  expect([find(ids.perturbBar), el.textContent!.includes("Nothing is perturbed")]).toEqual([null, false]);
+  expect([find("nni-perturb-bar"), el.textContent!.includes("Nothing is perturbed")]).toEqual([null, false]);
   stream.emit(state({ perturbations: [scale(1, "head", 0.5)], no_effect: "Nothing is perturbed." }));
   await settle();
-  const parts = (): string[] => [...find(ids.perturbation)!.querySelectorAll("*")].map((e) => `${e.localName}.${e.className}`);
+  const parts = (): string[] => [...find("nni-perturbation")!.querySelectorAll("*")].map((e) => `${e.localName}.${e.className}`);
   const before = parts();
-  find(ids.switch)!.click();
+  find("nni-switch")!.click();
   await settle();
   expect(parts()).toEqual(before);
-  expect(find(ids.noEffect)?.textContent).toBe("The effect of this change is not here yet.");
-  await opened(find, ids.effectMore);
+  expect(find("nni-no-effect")?.textContent).toBe("The effect of this change is not here yet.");
+  await opened(find, "nni-effect-more");
   expect(el.textContent).not.toContain("Nothing is perturbed");
 });
 
-const soon = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, SOON_MS + 50));
+const soon = (): Promise<void> => new Promise((resolve) => setTimeout(resolve, UNANSWERED_MS + 50));
 const answer = (type: string): void => void control.emit({ type: "reply", id: control.of(type).at(-1)!["id"], ok: true, error: "" });
 
 it.each([
@@ -340,38 +339,38 @@ it.each([
   const progress = { ...state().progress, running };
   stream.emit(state({ listening, perturbations: [{ ...scale(1, "head", 0.5), enabled: false }], progress, no_effect: "Nothing is perturbed." }));
   await settle();
-  find(ids.switch)!.click();
+  find("nni-switch")!.click();
   await settle();
-  expect(find(ids.waits)).toBeNull();
+  expect(find("nni-waits")).toBeNull();
   await soon();
-  const row = find(ids.perturbation)!;
-  expect(row.querySelector(`[data-testid="${ids.waits}"]`)?.textContent ?? null).toBe(words);
+  const row = find("nni-perturbation")!;
+  expect(row.querySelector(`[data-testid="nni-waits"]`)?.textContent ?? null).toBe(words);
   expect(el.textContent).not.toContain("Nothing is perturbed");
   answer("adjust");
   await settle();
-  expect(row.querySelector(`[data-testid="${ids.waits}"]`)).toBeNull();
+  expect(row.querySelector(`[data-testid="nni-waits"]`)).toBeNull();
 });
 
 it("a removal without an answer says so too", async () => {
   await start({ listening: "after", perturbations: [perturbation(1, "head")] });
-  find(ids.remove)!.click();
+  find("nni-remove")!.click();
   await soon();
-  expect(find(ids.waits)?.textContent).toBe("acts when the cell ends");
+  expect(find("nni-waits")?.textContent).toBe("acts when the cell ends");
   answer("remove");
   await settle();
-  expect(find(ids.waits)).toBeNull();
+  expect(find("nni-waits")).toBeNull();
 });
 
 it("one that was asked for and has had no answer has a row that says when it acts", async () => {
   await start({ listening: "after" });
-  await opened(find, ids.perturb);
-  find(ids.perturbKind("Zero"))!.click();
+  await opened(find, "nni-perturb");
+  find("nni-perturb-Zero")!.click();
   await settle();
-  expect(find(ids.adding)).toBeNull();
+  expect(find("nni-adding")).toBeNull();
   await soon();
-  expect(find(ids.adding)!.textContent).toContain("acts when the cell ends");
+  expect(find("nni-adding")!.textContent).toContain("acts when the cell ends");
   answer("perturb");
   stream.emit(state({ listening: "after", perturbations: [perturbation(1, "head")] }));
   await settle();
-  expect([find(ids.adding), all(ids.perturbation).length]).toEqual([null, 1]);
+  expect([find("nni-adding"), all("nni-perturbation").length]).toEqual([null, 1]);
 });

@@ -1,7 +1,6 @@
 // The line of Python at the bottom, and that of a perturbation's row, are copied whole.
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { perturbation, state } from "../helpers/messages";
 import { openTab, started, type Mounted } from "../helpers/mounted";
@@ -18,12 +17,12 @@ it("tells the Python of the open panel after a click on an example, until the ne
   const clicked = async (id: string): Promise<string | undefined> => {
     find(id)!.click();
     await settle();
-    return find(ids.python)?.dataset["value"];
+    return find("nni-python")?.dataset["value"];
   };
-  const python = (): string | undefined => find(ids.python)?.dataset["value"];
+  const python = (): string | undefined => find("nni-python")?.dataset["value"];
   await openTab(find, "words");
   expect(python()).toBe("insp.switch_all(True)");
-  expect(await clicked(ids.example(1))).toBe('insp.words("blocks/0", 1)');
+  expect(await clicked(`nni-example-${1}`)).toBe('insp.words("blocks/0", 1)');
   await openTab(find, "attribution");
   expect(python()).toContain('.query("example == 1")');
   await openTab(find, "overview");
@@ -32,7 +31,7 @@ it("tells the Python of the open panel after a click on an example, until the ne
   expect(python()).toBe('insp.words("blocks/0", 1)');
   stream.emit(state({ python: "insp.switch_all(False)" }));
   await settle();
-  expect(find(ids.python)?.dataset["value"]).toBe("insp.switch_all(False)");
+  expect(find("nni-python")?.dataset["value"]).toBe("insp.switch_all(False)");
 });
 
 it("tells the Python of what was clicked last, and of a row", async () => {
@@ -41,9 +40,9 @@ it("tells the Python of what was clicked last, and of a row", async () => {
   const python = 'insp.perturb("head", nni.Zero())';
   stream.emit(state({ python: "insp.switch_all(True)", perturbations: [perturbation(1, "head", { python })] }));
   await settle();
-  expect(find(ids.python)?.dataset["value"]).toBe("insp.switch_all(True)");
-  el.querySelector<HTMLElement>(`.nni-footer [data-testid="${ids.copyPython}"]`)!.click();
-  find(ids.expression)!.click();
+  expect(find("nni-python")?.dataset["value"]).toBe("insp.switch_all(True)");
+  el.querySelector<HTMLElement>(`.nni-footer [data-testid="nni-copy-python"]`)!.click();
+  find("nni-expression")!.click();
   expect(write.mock.calls).toEqual([["insp.switch_all(True)"], [python]]);
   vi.unstubAllGlobals();
 });

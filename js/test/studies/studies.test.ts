@@ -3,7 +3,6 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { press, started, type Mounted, openTab } from "../helpers/mounted";
 
@@ -30,25 +29,25 @@ const text = (): string => view.el.textContent ?? "";
 
 it("searches for examples until it is stopped, and keeps what was found", async () => {
   await open("examples");
-  view.find(ids.studyStart)!.click();
+  view.find("nni-study-start")!.click();
   await settle();
   expect(view.control.of("study")).toMatchObject([{ what: "examples", again: true, site: "blocks/0", unit: 0 }]);
   await told(golden("examples", { running: true, done: 3, total: 12, rows: [] }));
-  expect(view.find(ids.study)!.textContent).toBe("3 of 12 batches");
-  expect(view.find(ids.studyStart)).toBeNull();
-  view.find(ids.studyStop)!.click();
+  expect(view.find("nni-study")!.textContent).toBe("3 of 12 batches");
+  expect(view.find("nni-study-start")).toBeNull();
+  view.find("nni-study-stop")!.click();
   await settle();
   expect(view.control.of("stop_study")).toHaveLength(1);
   await told(golden("examples", { stopped: true }));
   expect(text()).toContain("The search was stopped.");
-  expect(view.all(ids.excited)).toHaveLength(1);
+  expect(view.all("nni-excited")).toHaveLength(1);
 });
 
 it("says of a unit that never fires that its examples mean nothing", async () => {
   await open("examples");
   const row = { which: "most", rank: 1, example: 0, value: 0, place: [], words: [], at: -1 };
   await told(golden("examples", { constant: true, rows: [row] }));
-  expect(view.find(ids.examplesConstant)!.textContent).toBe(
+  expect(view.find("nni-examples-constant")!.textContent).toBe(
     "This unit has one value, 0, for every example, so it means nothing which ones are listed.",
   );
   await told(golden("examples", { rows: [], nan: 40 }));
@@ -61,14 +60,14 @@ it("keeps what was found if the next study fails, and says why it failed", async
   await told(golden("attribution", {}));
   expect(text()).toContain("The scores add up to 1.250; the output differs from the baseline's by 1.250.");
   await told(golden("attribution", { error: "The model has no logits.", scores: [], shape: [0] }));
-  expect(view.find(ids.studyProblem)!.textContent).toBe("The model has no logits.");
-  expect(view.find(ids.attribution)!.dataset["value"]).toBe("2");
+  expect(view.find("nni-study-problem")!.textContent).toBe("The model has no logits.");
+  expect(view.find("nni-attribution")!.dataset["value"]).toBe("2");
 });
 
 it("says where one clicked, and only there, that another study runs, until it ends", async () => {
   const busy = "Another study of the model is running. Wait for it, or stop it in its panel.";
   await told(golden("lens", {}));
-  const places = { sweep: ids.sweepStart, examples: ids.studyStart, attribution: ids.studyStart, lens: ids.studyStart, logits: ids.lensCell };
+  const places = { sweep: "nni-sweep-start", examples: "nni-study-start", attribution: "nni-study-start", lens: "nni-study-start", logits: "nni-lens-cell" };
   for (const [what, button] of Object.entries(places)) {
     const running = what === "examples" ? "attribution" : "examples";
     await told(golden(running, { running: true }));
@@ -78,12 +77,12 @@ it("says where one clicked, and only there, that another study runs, until it en
     const { id } = view.control.of(what === "sweep" ? "start_sweep" : "study").at(-1)!;
     view.control.emit({ type: "reply", id, ok: false, error: busy });
     await settle();
-    expect(view.all(ids.studyProblem).map((one) => one.textContent)).toEqual([busy]);
+    expect(view.all("nni-study-problem").map((one) => one.textContent)).toEqual([busy]);
     await open(what === "sweep" ? "examples" : "sweep");
-    expect(view.find(ids.studyProblem)).toBeNull();
+    expect(view.find("nni-study-problem")).toBeNull();
     await open(what === "logits" ? "lens" : what);
     await told(golden(running, {}));
-    expect(view.find(ids.studyProblem)).toBeNull();
+    expect(view.find("nni-study-problem")).toBeNull();
   }
 }, 20_000);
 
@@ -94,14 +93,14 @@ it("lays the scores of pixels over the picture, and those of nothing else", asyn
     golden("attribution", { batch: 5, example, blocks, of: "", words: [], shape: [side, side], scores: new Array(side * side).fill(0.5) });
   await open("attribution");
   await told(inputs, pixels(0, 4, 1));
-  expect(view.find(ids.valuesShare)).toMatchObject({ value: "0.4" });
-  expect(view.find(ids.valuesThumbnail)).not.toBeNull();
+  expect(view.find("nni-values-share")).toMatchObject({ value: "0.4" });
+  expect(view.find("nni-values-thumbnail")).not.toBeNull();
   await told(pixels(0, 2, 2)); // sums of blocks of the same picture
-  expect(view.find(ids.valuesShare)).not.toBeNull();
+  expect(view.find("nni-values-share")).not.toBeNull();
   for (const other of [pixels(0, 3, 1), pixels(1, 4, 1)]) {
     await told(other); // an array of another size, an example without a thumbnail
-    expect(view.find(ids.valuesShare)).toBeNull();
-    expect(view.find(ids.attribution)).not.toBeNull();
+    expect(view.find("nni-values-share")).toBeNull();
+    expect(view.find("nni-attribution")).not.toBeNull();
   }
 });
 
@@ -111,7 +110,7 @@ it("shows the pictures that came with the examples of other data, in their order
   const rows = [{ ...row, example: 700 }, { ...row, which: "least", example: 900 }, { ...row, which: "random", example: 3 }];
   await open("examples");
   await told(golden("examples", { batch: -1, rows, pictures }));
-  expect(view.all(ids.excited).map((one) => one.querySelectorAll("canvas").length)).toEqual([1, 1, 0]);
+  expect(view.all("nni-excited").map((one) => one.querySelectorAll("canvas").length)).toEqual([1, 1, 0]);
 });
 
 it("names the batch, and shows no picture of another one", async () => {
@@ -121,27 +120,27 @@ it("names the batch, and shows no picture of another one", async () => {
   await open("attribution");
   await told(inputs, found);
   expect(text()).toContain("the example's batch of 2 · example 0");
-  expect(view.find(ids.valuesThumbnail)).not.toBeNull();
+  expect(view.find("nni-values-thumbnail")).not.toBeNull();
   expect(text()).not.toContain("Another batch");
   await told({ ...inputs, number: 7 });
-  expect(view.find(ids.valuesThumbnail)).toBeNull();
+  expect(view.find("nni-values-thumbnail")).toBeNull();
   expect(text()).toContain("Another batch has been run since: press Compute.");
-  view.find(ids.example(1))!.click(); // not the same example of the batch that was studied
+  view.find(`nni-example-${1}`)!.click(); // not the same example of the batch that was studied
   await settle();
   expect(view.control.of("study")).toEqual([]);
   await told({ ...found, batch: 7 });
-  expect(view.find(ids.valuesThumbnail)).not.toBeNull();
+  expect(view.find("nni-values-thumbnail")).not.toBeNull();
 });
 
 it("draws what pixels count as a picture of its own, with a crosshair and a key to its colours", async () => {
   const scores = Array.from({ length: 9 }, (_, i) => (i === 7 ? null : i - 2));
   await open("attribution");
   await told(golden("attribution", { blocks: 2, words: [], shape: [3, 3], scores }));
-  expect(["legendLow", "legendHigh"].map((id) => view.find(ids[id as "legendLow"])!.dataset["value"])).toEqual(["-6", "6"]);
-  const at = (): HTMLElement => view.find(ids.attributionPointed)!;
+  expect(["nni-legend-low", "nni-legend-high"].map((id) => view.find(id)!.dataset["value"])).toEqual(["-6", "6"]);
+  const at = (): HTMLElement => view.find("nni-attribution-pointed")!;
   expect(at().textContent).toBe("Point at a pixel for its score");
   const go = async (key: string): Promise<void> => {
-    press(view.find(ids.picture)!, key);
+    press(view.find("nni-picture")!, key);
     await settle();
   };
   for (const key of ["ArrowDown", "ArrowDown", "ArrowRight", "ArrowRight"]) await go(key); // the first shows the crosshair
@@ -164,7 +163,7 @@ it("chooses by number an example that no row shows, and asks for it", async () =
   const inputs = { type: "inputs", version: VERSION, number: 5, kind: "run", other: "", example: 0, batch: 40, tokens: "", positions: 0, examples: [], problem: "", pictures: null, apart: [] };
   await open("attribution");
   await told(inputs, golden("attribution", { batch: 5, example: 0 }));
-  const field = view.find(ids.studyExample) as HTMLInputElement;
+  const field = view.find("nni-study-example") as HTMLInputElement;
   expect(field.closest("p")!.textContent).toBe("the example's batch of 40 · example ");
   const type = async (text: string): Promise<void> => {
     field.value = text;
@@ -180,7 +179,7 @@ it("chooses by number an example that no row shows, and asks for it", async () =
   expect(view.control.of("study")).toHaveLength(2);
   const row = { label: "", prediction: "", words: [] };
   await told({ ...inputs, batch: 2, examples: [row, row] });
-  expect(view.find(ids.studyExample)).toBeNull(); // the row above shows all
+  expect(view.find("nni-study-example")).toBeNull(); // the row above shows all
 });
 
 it("sets whole words apart, and leaves letters and parts of words together", async () => {

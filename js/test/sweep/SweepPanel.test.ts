@@ -1,7 +1,6 @@
 // The panel "Sweep": started, stopped, and ranked by what is chosen.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type Sweep } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { HOSTILE } from "../helpers/injection";
 import { settle } from "../helpers/kernel";
 import { started, type Mounted, openTab } from "../helpers/mounted";
@@ -23,27 +22,27 @@ const swept = (more: Partial<Sweep>): Sweep => ({
 it("runs a sweep, stops it, and ranks what it found by what is chosen", async () => {
   await openTab(find, "sweep");
   await settle();
-  find(ids.sweepStart)!.click();
+  find("nni-sweep-start")!.click();
   expect(control.of("start_sweep")).toMatchObject([{ sites: "**", kind: "", strength: null, at: "output" }]);
   stream.emit(swept({ running: true, rows: [], done: 0, total: 0 }));
   await settle();
-  expect(find(ids.sweep)?.dataset["state"]).toBe("running");
-  find(ids.sweepStop)!.click();
+  expect(find("nni-sweep")?.dataset["state"]).toBe("running");
+  find("nni-sweep-stop")!.click();
   expect(control.of("stop_sweep")).toHaveLength(1);
   stream.emit(swept({ stopped: true }));
   await settle();
-  expect(find(ids.sweep)?.dataset["state"]).toBe("stopped");
-  const ranked = (): unknown[] => all(ids.sweepRow).map((row) => [row.dataset["site"], row.dataset["value"]]);
+  expect(find("nni-sweep")?.dataset["state"]).toBe("stopped");
+  const ranked = (): unknown[] => all("nni-sweep-row").map((row) => [row.dataset["site"], row.dataset["value"]]);
   expect(ranked()).toEqual([["head", "-2"], ["blocks/1", "0"], [HOSTILE, ""]]);
-  expect(all(ids.sweepRow).map((row) => row.lastElementChild!.textContent)).toEqual(["−2", "no change", HOSTILE]);
-  const measure = find(ids.sweepMeasure) as HTMLSelectElement;
+  expect(all("nni-sweep-row").map((row) => row.lastElementChild!.textContent)).toEqual(["−2", "no change", HOSTILE]);
+  const measure = find("nni-sweep-measure") as HTMLSelectElement;
   measure.value = "output_change";
   measure.dispatchEvent(new Event("change", { bubbles: true }));
   await settle();
   expect(ranked()).toEqual([["blocks/1", "0.4"], ["head", "0.1"], [HOSTILE, ""]]);
-  all(ids.sweepRow)[1].querySelector("button")!.click();
+  all("nni-sweep-row")[1].querySelector("button")!.click();
   await settle();
-  expect(find(ids.selected)?.dataset["value"]).toBe("head");
+  expect(find("nni-selected")?.dataset["value"]).toBe("head");
   expect(el.querySelectorAll("img, script")).toHaveLength(0);
 });
 
@@ -54,7 +53,7 @@ it("says first which site matters most, from where to where, and without which t
   const lead = async (rows: Sweep["rows"], more: Partial<Sweep> = {}): Promise<string | null | undefined> => {
     stream.emit(swept({ rows, measured: rows.length, total: rows.length, ...more }));
     await settle();
-    return find(ids.detail)!.querySelector(".nni-lead")?.textContent;
+    return find("nni-detail")!.querySelector(".nni-sweep-summary")?.textContent;
   };
   expect(await lead([one("head", 1.5), one("blocks/0", -0.25), one("blocks/1", -0.125)])).toBe("head matters most: without it the loss rises from 0.5 to 2. Without blocks/0 or blocks/1 it falls.");
   expect(await lead([one("head", -0.25), one("blocks/0", 0.125)])).toBe("head matters most: without it the loss falls from 0.5 to 0.25. ");
@@ -68,7 +67,7 @@ it("draws a rise to the right of zero and a fall to its left", async () => {
   await openTab(find, "sweep");
   stream.emit(swept({ rows: [one("head", 1.5), one("blocks/0", -0.5)] }));
   await settle();
-  const bars = all(ids.sweepRow).map((row) => row.querySelector<HTMLElement>(".nni-zero-bar i")!);
+  const bars = all("nni-sweep-row").map((row) => row.querySelector<HTMLElement>(".nni-zero-bar i")!);
   expect(bars.map((bar) => bar.hasAttribute("data-falls"))).toEqual([false, true]);
   expect(bars.map((bar) => parseFloat(bar.style.width))).toEqual([75, 25]);
   expect(el.querySelector(".nni-bars-head")!.textContent).toContain("loss falls ◂▸ loss rises");
@@ -79,10 +78,10 @@ it("leaves the whole model out of a sweep of zeros, says so, and keeps it for ot
   const rows = [one("", 3), one("head", 1.5)];
   stream.emit(swept({ rows, measured: 2, total: 2 }));
   await settle();
-  expect(all(ids.sweepRow).map((row) => row.dataset["site"])).toEqual(["head"]);
-  expect(find(ids.sweep)!.textContent).toContain("The whole model is left out");
+  expect(all("nni-sweep-row").map((row) => row.dataset["site"])).toEqual(["head"]);
+  expect(find("nni-sweep")!.textContent).toContain("The whole model is left out");
   stream.emit(swept({ rows, measured: 2, total: 2, perturbation: "nni.Noise(0.5)" }));
   await settle();
-  expect(all(ids.sweepRow).map((row) => row.dataset["site"])).toEqual(["", "head"]);
-  expect(find(ids.sweep)!.textContent).not.toContain("left out");
+  expect(all("nni-sweep-row").map((row) => row.dataset["site"])).toEqual(["", "head"]);
+  expect(find("nni-sweep")!.textContent).not.toContain("left out");
 });

@@ -1,7 +1,6 @@
 // Time: what is said of a metric at the cursor, and what the pointer and the keys do.
 import { afterEach, describe, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { frame, passes, progress, state } from "../helpers/messages";
 import { opened, press, started, type Mounted } from "../helpers/mounted";
@@ -19,23 +18,23 @@ async function shown(name: string, values: number[], recorded = values.length): 
   const points = new Float64Array(values.flatMap((value, i) => [i, value]));
   stream.emit({ type: "curves", version: VERSION, names: [name], points: [values.length], recorded: [recorded], not_finite: [notFinite] }, new DataView(points.buffer));
   await settle();
-  return find(ids.metric(name))!;
+  return find(`nni-metric-${name}`)!;
 }
 
 it("says how many values are not finite, also where the last one is", async () => {
   const found = await shown("loss", [NaN, 1, NaN, NaN, 2.5], 1205);
   expect(found.querySelector("b")!.textContent).toBe("2.5");
-  expect(find(ids.metricGaps("loss"))!.textContent).toBe("3 of 1\u202f205 not finite");
+  expect(find("nni-metric-gaps-loss")!.textContent).toBe("3 of 1\u202f205 not finite");
 });
 
 it("says so where no value is finite", async () => {
   const found = await shown("loss", [NaN, NaN]);
-  expect([found.querySelector("b"), find(ids.metricGaps("loss"))].map((part) => part!.textContent)).toEqual(["not finite", "2 of 2 not finite"]);
+  expect([found.querySelector("b"), find("nni-metric-gaps-loss")].map((part) => part!.textContent)).toEqual(["not finite", "2 of 2 not finite"]);
 });
 
 it("says nothing of a metric that is finite throughout", async () => {
   const found = await shown("loss", [3, 2, 1]);
-  expect(find(ids.metricGaps("loss"))).toBeNull();
+  expect(find("nni-metric-gaps-loss")).toBeNull();
   expect(found.textContent).not.toContain("finite");
 });
 
@@ -79,34 +78,34 @@ describe("the cursor", () => {
     await run();
     await point("pointerdown", 106 + 90);
     expect(asked()).toEqual([11]);
-    expect(find(ids.time)?.dataset["state"]).toBe("held");
+    expect(find("nni-time")?.dataset["state"]).toBe("held");
     control.emit({ type: "reply", id: control.of("show_pass")[0]!["id"], ok: true, error: "" });
     await point("pointermove", 106 + 190);
     expect(asked()).toEqual([11, 12]);
-    expect(document.activeElement).toBe(find(ids.scrub));
-    press(find(ids.scrub)!, "Escape");
+    expect(document.activeElement).toBe(find("nni-scrub"));
+    press(find("nni-scrub")!, "Escape");
     await settle();
-    expect(find(ids.time)?.dataset["state"]).toBe("follow");
+    expect(find("nni-time")?.dataset["state"]).toBe("follow");
   });
 
   it("has the rest in a menu: play, one pass back and forward, the speed and the axis", async () => {
     await run();
-    await opened(find, ids.timeMenu);
-    expect([ids.pause, ids.play, ids.stepBack, ids.stepForward, ids.speed, ids.metricLog("loss")].map((id) => find(id) !== null)).toEqual(Array(6).fill(true));
-    find(ids.stepBack)!.click();
+    await opened(find, "nni-time-menu");
+    expect(["nni-pause", "nni-play", "nni-step-back", "nni-step-forward", "nni-speed", "nni-metric-log-loss"].map((id) => find(id) !== null)).toEqual(Array(6).fill(true));
+    find("nni-step-back")!.click();
     await settle();
     expect(asked()).toEqual([12]);
-    expect(find(ids.pause)?.getAttribute("aria-label")).toBe("Follow");
+    expect(find("nni-pause")?.getAttribute("aria-label")).toBe("Follow");
   });
 
   it("plays where nothing is live, and names the pinned pass by its step", async () => {
     await run();
-    expect(find(ids.pause)?.getAttribute("aria-label")).toBe("Hold");
+    expect(find("nni-pause")?.getAttribute("aria-label")).toBe("Hold");
     stream.emit(state({ progress: { ...progress, running: false } }));
     await settle();
-    expect([find(ids.pause), find(ids.play)?.getAttribute("aria-label")]).toEqual([null, "Play"]);
-    find(ids.pin)!.click();
+    expect([find("nni-pause"), find("nni-play")?.getAttribute("aria-label")]).toEqual([null, "Play"]);
+    find("nni-pin")!.click();
     await settle();
-    expect([find(ids.pin)?.textContent, find(ids.pinned)?.textContent]).toEqual(["Unpin", "◇ step 3"]);
+    expect([find("nni-pin")?.textContent, find("nni-pinned")?.textContent]).toEqual(["Unpin", "◇ step 3"]);
   });
 });

@@ -1,6 +1,6 @@
 // The curve of a metric with its marks and the cursor, and the axis of steps, without a page.
 import { describe, expect, it } from "vitest";
-import { INSET, badSteps, canBeLog, ends, paintCurve, placeOf, stepAt, suitsLog, valueAt, type Marks } from "../../src/time/curve";
+import { INSET, notFiniteSteps, canBeLog, finiteRange, paintCurve, xOfStep, stepOfX, suitsLog, valueAt, type CurveMarks } from "../../src/time/curve";
 import type { Palette } from "../../src/ui/theme";
 
 const points = (...values: number[]): Float64Array => new Float64Array(values.flatMap((value, i) => [i, value]));
@@ -13,27 +13,27 @@ describe("the axis of a metric", () => {
     expect(suitsLog(points(NaN, 0.5))).toBe(false);
     expect(canBeLog(points(3, 0))).toBe(true);
     expect(canBeLog(points(-3, 0, NaN))).toBe(false);
-    expect(ends(points(3, NaN, -1), false)).toEqual([-1, 3]);
+    expect(finiteRange(points(3, NaN, -1), false)).toEqual([-1, 3]);
   });
 
   it("of steps goes from 0 to the newest, and leads back from a place to its step", () => {
-    expect([0, 50, 100].map((step) => placeOf(step, 100, 212))).toEqual([INSET, 106, 206]);
-    for (const step of [0, 12.5, 100]) expect(stepAt(placeOf(step, 100, 212), 100, 212)).toBeCloseTo(step, 9);
-    expect([stepAt(-50, 100, 212), stepAt(900, 100, 212)]).toEqual([0, 100]);
-    expect([placeOf(0, 0, 212), stepAt(30, 0, 212)], "a single step is in the middle").toEqual([106, 0]);
+    expect([0, 50, 100].map((step) => xOfStep(step, 100, 212))).toEqual([INSET, 106, 206]);
+    for (const step of [0, 12.5, 100]) expect(stepOfX(xOfStep(step, 100, 212), 100, 212)).toBeCloseTo(step, 9);
+    expect([stepOfX(-50, 100, 212), stepOfX(900, 100, 212)]).toEqual([0, 100]);
+    expect([xOfStep(0, 0, 212), stepOfX(30, 0, 212)], "a single step is in the middle").toEqual([106, 0]);
   });
 
   it("knows the value at a step, or at the recorded step before it", () => {
     const some = new Float64Array([2, 0.5, 4, NaN, 9, 0.25]);
     expect([1, 2, 3.9, 4, 8, 9, Infinity].map((step) => valueAt(some, step))).toEqual([undefined, 0.5, 0.5, NaN, NaN, 0.25, 0.25]);
-    expect(badSteps(some)).toEqual([4]);
+    expect(notFiniteSteps(some)).toEqual([4]);
   });
 });
 
 describe("the curve of a metric", () => {
-  const draw = (values: number[], log = false, marks: Partial<Marks> = {}) => {
+  const draw = (values: number[], log = false, marks: Partial<CurveMarks> = {}) => {
     const [width, last] = [400, values.length - 1];
-    const step = (x: number): number => Math.round(stepAt(x, last, width) * 100) / 100;
+    const step = (x: number): number => Math.round(stepOfX(x, last, width) * 100) / 100;
     const found = { lines: [] as number[], dots: [] as number[], bad: [] as number[], on: [] as number[], cursor: [] as number[] };
     let [path, fillStyle] = [0, ""];
     const own = {

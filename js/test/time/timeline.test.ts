@@ -1,17 +1,17 @@
 // Which pass is drawn: following, held, scrubbed, played, and one to compare with.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../../src/kernel/bridge";
+import type { KernelRequest } from "../../src/kernel/bridge";
 import { Store } from "../../src/store";
-import { compare, compared } from "../../src/time/compare";
+import { compareValues, differenceText } from "../../src/time/comparison";
 import { decodePasses } from "../../src/time/passes";
 import { SITES, frame, layout, passes, site, state } from "../helpers/messages";
 
 let store: Store;
-let asked: { request: Ask; settle: (error: string | null) => void }[];
+let asked: { request: KernelRequest; settle: (error: string | null) => void }[];
 
 const draw = (): void => void vi.advanceTimersByTime(40);
 const shown = (): number | undefined => store.frame.value?.header.number;
-const wanted = (): { request: Ask; settle: (error: string | null) => void }[] => asked.filter((a) => a.request.type === "show_pass");
+const wanted = (): { request: KernelRequest; settle: (error: string | null) => void }[] => asked.filter((a) => a.request.type === "show_pass");
 
 /** The kernel answers the oldest request for a pass that has no answer yet. */
 function answer(seq: number, error: string | null = null): void {
@@ -183,13 +183,13 @@ describe("a pinned pass", () => {
   });
 
   it("compares sizes by ratio, and signed figures and counts by difference", () => {
-    expect(compare("ratio", 3, 2)).toBe(1.5);
-    expect(compare("difference", -3, 2)).toBe(-5);
-    expect(compare("ratio", 0, 0)).toBe(1);
-    expect(compare("ratio", NaN, 2)).toBeNaN();
-    expect([compared("ratio", 1.5), compared("ratio", Infinity), compared("difference", -5), compared("ratio", NaN)]).toEqual([
+    expect(compareValues("ratio", 3, 2)).toBe(1.5);
+    expect(compareValues("difference", -3, 2)).toBe(-5);
+    expect(compareValues("ratio", 0, 0)).toBe(1);
+    expect(compareValues("ratio", NaN, 2)).toBeNaN();
+    expect([differenceText("ratio", 1.5), differenceText("ratio", Infinity), differenceText("difference", -5), differenceText("ratio", NaN)]).toEqual([
       "×1.50", "from 0", "−5", "–",
     ]); // prettier-ignore
-    expect(compared("points", 0.25)).toMatch(/^\+25\s?%$/);
+    expect(differenceText("points", 0.25)).toMatch(/^\+25\s?%$/);
   });
 });

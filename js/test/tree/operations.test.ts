@@ -1,7 +1,6 @@
 // The operations within a call, shown and hidden by a button of the detail, over a mock comm.
 import { afterEach, expect, it } from "vitest";
 import { isOperation } from "../../src/kernel/sites";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, site } from "../helpers/messages";
 import { opened, started, type Mounted } from "../helpers/mounted";
@@ -16,8 +15,8 @@ it("tells an operation by an @ that is not escaped", () => {
 
 it("shows operations below their call, and hides them, as the kernel says", async () => {
   view = await started({ selected: "blocks/0" });
-  await opened(view.find, ids.siteMenu);
-  const button = (): HTMLButtonElement => view.find(ids.operations) as HTMLButtonElement;
+  await opened(view.find, "nni-site-menu");
+  const button = (): HTMLButtonElement => view.find("nni-operations") as HTMLButtonElement;
   const asked = () => view.control.of("show_operations").map(({ site, shown }) => ({ site, shown }));
   const last = () => view.control.of("show_operations").at(-1)!.id as number;
   expect(button().getAttribute("aria-pressed")).toBe("false");
@@ -31,7 +30,7 @@ it("shows operations below their call, and hides them, as the kernel says", asyn
   view.stream.emit(layout([...SITES, inside], 2));
   view.control.emit({ type: "reply", id: last(), ok: true, error: "" });
   await settle();
-  expect(view.all(ids.row).map((row) => row.dataset.site)).toContain("blocks/0@mul");
+  expect(view.all("nni-row").map((row) => row.dataset.site)).toContain("blocks/0@mul");
   expect(button().getAttribute("aria-pressed")).toBe("true");
   button().click();
   await settle();

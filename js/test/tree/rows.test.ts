@@ -1,16 +1,16 @@
 // Rows, search and keys of the tree, without a page.
 import { describe, expect, it } from "vitest";
 import type { Site } from "../../src/kernel/protocol";
-import { ancestors, toSites, type Sites } from "../../src/kernel/sites";
-import { actionOf } from "../../src/tree/keyboard";
-import { testOf } from "../../src/tree/search";
+import { ancestors, indexSites, type Sites } from "../../src/kernel/sites";
+import { keyAction } from "../../src/tree/keyboard";
+import { parseQuery } from "../../src/tree/search";
 import { ROW_HEIGHT } from "../../src/frame/layout";
-import { openAtFirst, scrollTo, visibleRows, windowOf } from "../../src/tree/visible";
+import { initiallyOpen, scrollTo, visibleRows, rowsInView } from "../../src/tree/visible";
 import { SITES, layout, site } from "../helpers/messages";
 
-const sites = toSites(layout());
+const sites = indexSites(layout());
 const matching = (of: Sites, query: string): Set<number> =>
-  new Set(of.list.flatMap((site, i) => (testOf(query)!(site) ? [i] : [])));
+  new Set(of.list.flatMap((site, i) => (parseQuery(query)!(site) ? [i] : [])));
 const all = new Set(SITES.map((s) => s.key));
 
 describe("rows", () => {
@@ -32,8 +32,8 @@ describe("rows", () => {
   });
 
   it("of optimizers are closed at first", () => {
-    const of = toSites(layout([site("", -1), site("head", 0), { ...site("optimizer", 0), kind: "optimizer" }, site("optimizer/mu", 2)]));
-    expect(visibleRows(of, openAtFirst(of), null)).toEqual([0, 1, 2]);
+    const of = indexSites(layout([site("", -1), site("head", 0), { ...site("optimizer", 0), kind: "optimizer" }, site("optimizer/mu", 2)]));
+    expect(visibleRows(of, initiallyOpen(of), null)).toEqual([0, 1, 2]);
   });
 
   it("of a big model open as far as stays readable", () => {
@@ -42,19 +42,19 @@ describe("rows", () => {
       const at = many.push(site(`b/${i}`, 0)) - 1;
       for (let k = 0; k < 9; k++) many.push(site(`b/${i}/${k}`, at));
     }
-    const big = toSites(layout(many));
-    const open = openAtFirst(big);
+    const big = indexSites(layout(many));
+    const open = initiallyOpen(big);
     expect(visibleRows(big, open, null)).toHaveLength(1001);
     expect(visibleRows(big, new Set(many.map((s) => s.key)), null)).toHaveLength(10_001);
     expect(visibleRows(big, open, matching(big, "b/999/8"))).toHaveLength(3);
   });
 
   it("in view are few", () => {
-    const [first, end] = windowOf(5000 * ROW_HEIGHT, 400, 10_000);
+    const [first, end] = rowsInView(5000 * ROW_HEIGHT, 400, 10_000);
     expect(first).toBeLessThanOrEqual(5000);
     expect(end).toBeGreaterThan(5016);
     expect(end - first).toBeLessThan(40);
-    expect(windowOf(1e6, 400, 3)).toEqual([3, 3]);
+    expect(rowsInView(1e6, 400, 3)).toEqual([3, 3]);
     expect(scrollTo(0, 100, 400)).toBe(0);
     expect(scrollTo(10, 0, 400)).toBe(0);
     expect(scrollTo(20, 0, 400)).toBe(21 * ROW_HEIGHT - 400);
@@ -63,7 +63,7 @@ describe("rows", () => {
 
 describe("keys", () => {
   const rows = visibleRows(sites, all, null);
-  const act = (key: string, at: number, open: ReadonlySet<string> = all) => actionOf(key, sites, visibleRows(sites, open, null), open, at);
+  const act = (key: string, at: number, open: ReadonlySet<string> = all) => keyAction(key, sites, visibleRows(sites, open, null), open, at);
   it.each([
     ["ArrowDown", 1, { do: "go", index: 2 }],
     ["ArrowDown", 4, { do: "go", index: 4 }],
@@ -87,7 +87,7 @@ describe("keys", () => {
   });
 
   it("start at the top when nothing is selected", () => {
-    expect(actionOf("ArrowDown", sites, rows, all, -1)).toEqual({ do: "go", index: 0 });
-    expect(actionOf(" ", sites, rows, all, -1)).toBeNull();
+    expect(keyAction("ArrowDown", sites, rows, all, -1)).toEqual({ do: "go", index: 0 });
+    expect(keyAction(" ", sites, rows, all, -1)).toBeNull();
   });
 });

@@ -1,10 +1,10 @@
 // Search, filters, sorting and columns of the tree, on messages as they arrive.
 import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { STATISTICS } from "../../src/kernel/protocol";
-import { toSites } from "../../src/kernel/sites";
+import { indexSites } from "../../src/kernel/sites";
 import { Store } from "../../src/store";
-import { COLUMNS, gridOf } from "../../src/tree/columns";
-import { testOf } from "../../src/tree/search";
+import { COLUMNS, columnGrid } from "../../src/tree/columns";
+import { parseQuery } from "../../src/tree/search";
 import type { Layout } from "../../src/frame/layout";
 import { cell, effect, frame, layout, perturbation, site, state } from "../helpers/messages";
 
@@ -16,7 +16,7 @@ const LIST = [
   site("blocks[0]", 1, { name: "[0]", kind: "Block", layer: 0 }),
   site("blocks[1]", 1, { name: "[1]", kind: "Block", layer: 1, output: "float32[]" }),
 ];
-const keys = (query: string): string[] => LIST.filter(testOf(query)!).map((s) => s.key);
+const keys = (query: string): string[] => LIST.filter(parseQuery(query)!).map((s) => s.key);
 
 describe("a search", () => {
   it.each([
@@ -39,7 +39,7 @@ describe("a search", () => {
     ["(.+)*", []],
   ])("for %s", (query, found) => expect(keys(query)).toEqual(found));
 
-  it("for nothing is none", () => expect(testOf("  ")).toBeNull());
+  it("for nothing is none", () => expect(parseQuery("  ")).toBeNull());
 });
 
 let store: Store;
@@ -173,7 +173,7 @@ describe("the layers of a stack", () => {
     const other = new Store({ ack: () => undefined, ask: () => 0 });
     other.receive(layout(many), undefined);
     expect([...other.tree.open.value]).toEqual([""]);
-    expect(toSites(layout(many)).children[1]).toHaveLength(96);
+    expect(indexSites(layout(many)).children[1]).toHaveLength(96);
     other.close();
   });
 });
@@ -181,7 +181,7 @@ describe("the layers of a stack", () => {
 it("columns of text are as wide as their longest text needs, within bounds", () => {
   const columns = COLUMNS.filter(({ id }) => id === "shape" || id === "spark");
   const widths = (output: string): unknown[] => {
-    const { grid, least } = gridOf(columns, [site("", -1, { output: "f32[2]" }), site("attention_norm", 0, { output })]);
+    const { grid, least } = columnGrid(columns, [site("", -1, { output: "f32[2]" }), site("attention_norm", 0, { output })]);
     return [grid.replace(/.*1fr\) /, ""), least];
   };
   expect(widths("f32[2,2]")).toEqual(["minmax(54px, 54px) 72px", 274]);
@@ -191,7 +191,7 @@ it("columns of text are as wide as their longest text needs, within bounds", () 
 
 it("the column of names leaves to the others what the longest name does not need", () => {
   const widths = (name: string): unknown[] => {
-    const { grid, least } = gridOf([], [site("", -1), site(name, 0)]);
+    const { grid, least } = columnGrid([], [site("", -1), site(name, 0)]);
     return [Number(/min\((\d+)px/.exec(grid)![1]), least];
   };
   expect(widths("conv")).toEqual([12 + 28 + 75, 132]);

@@ -1,6 +1,5 @@
 // The panel "Units": masks are edited only once that was asked for.
 import { afterEach, beforeEach, expect, it } from "vitest";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { perturbation, state, units } from "../helpers/messages";
 import { press, started, type Mounted, openTab } from "../helpers/mounted";
@@ -15,8 +14,8 @@ it("edits a mask by the keyboard, only once that was asked for", async () => {
   expect(control.of("look").at(-1)).toMatchObject({ what: "units", site: "blocks/0" });
   stream.emit(...units(10));
   await settle();
-  expect([find(ids.strip)?.dataset["value"], find(ids.deadUnits)?.dataset["value"]]).toEqual(["10", "1"]);
-  const strip = find(ids.strip)!;
+  expect([find("nni-strip")?.dataset["value"], find("nni-dead-units")?.dataset["value"]]).toEqual(["10", "1"]);
+  const strip = find("nni-strip")!;
   const type = async (key: string, more = {}): Promise<void> => {
     press(strip, key, more);
     await settle();
@@ -24,15 +23,15 @@ it("edits a mask by the keyboard, only once that was asked for", async () => {
   strip.focus();
   await settle();
   for (const key of ["ArrowRight", "ArrowRight", " "]) await type(key);
-  expect(find(ids.unitPointed)?.dataset["value"]).toBe("2");
+  expect(find("nni-unit-pointed")?.dataset["value"]).toBe("2");
   expect(control.of("set_mask"), "it does not edit yet").toHaveLength(0);
-  find(ids.editMask)!.click();
+  find("nni-edit-mask")!.click();
   await settle();
   strip.focus();
   await type("Home");
   await type(" ");
   expect(control.of("set_mask")).toMatchObject([{ perturbation: null, site: "blocks/0", units: 10, mask: "7fc0" }]);
-  expect(find(ids.unitsOff)?.dataset["value"]).toBe("1");
+  expect(find("nni-units-off")?.dataset["value"]).toBe("1");
   control.emit({ type: "reply", id: control.of("set_mask")[0]["id"], ok: true, error: "" });
   stream.emit(state({ perturbations: [perturbation(7, "blocks/0", { kind: "Mask", units: 10, units_off: 1, mask: "7fc0" })] }));
   await settle();
@@ -44,11 +43,11 @@ it("edits a mask by the keyboard, only once that was asked for", async () => {
 it("opens the strip from the row of a mask", async () => {
   stream.emit(state({ perturbations: [perturbation(7, "head", { kind: "Mask", units: 10, units_off: 1, mask: "7fc0" })] }));
   await settle();
-  find(ids.units)!.querySelector("button")!.click();
+  find("nni-units")!.querySelector("button")!.click();
   await settle();
-  expect(find(ids.selected)?.dataset["value"]).toBe("head");
-  expect(find(ids.editMask)?.getAttribute("aria-pressed") ?? "waits").toBe("waits");
+  expect(find("nni-selected")?.dataset["value"]).toBe("head");
+  expect(find("nni-edit-mask")?.getAttribute("aria-pressed") ?? "waits").toBe("waits");
   stream.emit(...units(10, "head"));
   await settle();
-  expect(find(ids.editMask)?.getAttribute("aria-pressed")).toBe("true");
+  expect(find("nni-edit-mask")?.getAttribute("aria-pressed")).toBe("true");
 });

@@ -1,16 +1,15 @@
 // The panel "Values": which view suits, what is asked for, what is read from cells, and its keys.
 import { beforeEach, describe, expect, it, vi } from "vitest";
-import type { Ask } from "../../src/kernel/bridge";
+import type { KernelRequest } from "../../src/kernel/bridge";
 import type { Arrays, HeldArray, Values } from "../../src/kernel/protocol";
 import { VERSION } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
-import { cellAt, decodeValues, greatest, isBad, rangeOf, type Cells } from "../../src/values/cells";
+import { cellAt, decodeValues, largestRows, isBad, colourRange, type Cells } from "../../src/values/cells";
 import { colours, shade } from "../../src/charts/colour";
-import { blockFor, covers, moved, possible, request, shownAs, slid, suits, wholeBox, withAxis, zoomed } from "../../src/values/layout";
-import { keysOf } from "../../src/attention/Looks";
-import { elementAt, gridHeight, paintWords, places } from "../../src/values/painting";
+import { blockFor, covers, moveSpan, possibleViews, readRequest, viewAxes, sliderAxes, defaultView, wholeBox, withAxis, zoomSpan } from "../../src/values/layout";
+import { topKeys } from "../../src/attention/TopKeys";
+import { elementAt, gridHeight, paintWords, layOutTiles } from "../../src/values/painting";
 import { ValuesState } from "../../src/values/state";
-import { blockText, exactAt, expression, expressionOfRun, leftOut, place, shortest } from "../../src/values/text";
+import { blockText, exactAt, valuesExpression, runExpression, extentText, indexText, shortest } from "../../src/values/text";
 import { settle } from "../helpers/kernel";
 import { started, openTab } from "../helpers/mounted";
 
@@ -48,60 +47,60 @@ const cells = (more: Partial<Values>, ...planes: number[][]): Cells => decodeVal
 
 describe("a view", () => {
   it("is the one that suits the names of the axes", () => {
-    expect([MATRIX, IMAGES, TOKENS].map(suits)).toEqual(["heatmap", "images", "tokens"]);
-    expect(suits(held([2, 3, 5, 5], ["batch", "head", "query", "key"]))).toBe("attention");
-    expect(suits(held([3, 3, 1, 8], ["kernel height", "kernel width", "in channel", "out channel"]))).toBe("images");
-    expect(suits(held([9], ["feature"]))).toBe("line");
-    expect(suits(held([], []))).toBe("line");
-    expect(possible(held([9], ["feature"]))).toEqual(["line"]);
+    expect([MATRIX, IMAGES, TOKENS].map(defaultView)).toEqual(["heatmap", "images", "tokens"]);
+    expect(defaultView(held([2, 3, 5, 5], ["batch", "head", "query", "key"]))).toBe("attention");
+    expect(defaultView(held([3, 3, 1, 8], ["kernel height", "kernel width", "in channel", "out channel"]))).toBe("images");
+    expect(defaultView(held([9], ["feature"]))).toBe("line");
+    expect(defaultView(held([], []))).toBe("line");
+    expect(possibleViews(held([9], ["feature"]))).toEqual(["line"]);
   });
 
   it("is offered for what can be one", () => {
-    expect(possible(IMAGES)).toEqual(["heatmap", "images", "tokens", "line"]);
-    expect(possible(TOKENS)).toEqual(["heatmap", "tokens", "line"]);
-    expect(possible(held([2, 3, 5, 5], ["batch", "head", "query", "key"]))).toEqual(["heatmap", "attention", "line"]);
-    expect(possible(held([3, 5, 5], ["axis 0", "axis 1", "axis 2"]))).toEqual(["heatmap", "images", "attention", "tokens", "line"]);
-    expect(possible(held([3, 5, 4], ["axis 0", "axis 1", "axis 2"]))).not.toContain("attention");
+    expect(possibleViews(IMAGES)).toEqual(["heatmap", "images", "tokens", "line"]);
+    expect(possibleViews(TOKENS)).toEqual(["heatmap", "tokens", "line"]);
+    expect(possibleViews(held([2, 3, 5, 5], ["batch", "head", "query", "key"]))).toEqual(["heatmap", "attention", "line"]);
+    expect(possibleViews(held([3, 5, 5], ["axis 0", "axis 1", "axis 2"]))).toEqual(["heatmap", "images", "attention", "tokens", "line"]);
+    expect(possibleViews(held([3, 5, 4], ["axis 0", "axis 1", "axis 2"]))).not.toContain("attention");
   });
 
   it("shows each axis once and leaves the others to sliders", () => {
-    expect(shownAs(IMAGES, "images")).toEqual({ view: "images", tiles: 3, rows: 1, columns: 2, over: -1 });
-    expect(slid(IMAGES, shownAs(IMAGES, "images"))).toEqual([0]);
-    expect(shownAs(TOKENS, "tokens")).toEqual({ view: "tokens", tiles: -1, rows: 0, columns: 1, over: 2 });
-    expect(withAxis(shownAs(IMAGES, "images"), "rows", 2)).toEqual({ view: "images", tiles: 3, rows: 2, columns: 1, over: -1 });
+    expect(viewAxes(IMAGES, "images")).toEqual({ view: "images", tiles: 3, rows: 1, columns: 2, over: -1 });
+    expect(sliderAxes(IMAGES, viewAxes(IMAGES, "images"))).toEqual([0]);
+    expect(viewAxes(TOKENS, "tokens")).toEqual({ view: "tokens", tiles: -1, rows: 0, columns: 1, over: 2 });
+    expect(withAxis(viewAxes(IMAGES, "images"), "rows", 2)).toEqual({ view: "images", tiles: 3, rows: 2, columns: 1, over: -1 });
     for (const array of [MATRIX, IMAGES, TOKENS]) {
-      for (const view of possible(array)) {
-        const s = shownAs(array, view);
+      for (const view of possibleViews(array)) {
+        const s = viewAxes(array, view);
         const used = [s.tiles, s.rows, s.columns, s.over].filter((a) => a >= 0);
         expect(new Set(used).size).toBe(used.length);
-        expect(slid(array, s).length + used.length).toBe(array.shape.length);
+        expect(sliderAxes(array, s).length + used.length).toBe(array.shape.length);
       }
     }
   });
 
   it("asks for whole elements, and for norms with the axes that are left", () => {
-    const shown = shownAs(TOKENS, "tokens");
-    expect(request(TOKENS, shown, [1, 2, 3], wholeBox(TOKENS, shown), [64, 64, 64], "value")).toMatchObject({
+    const shown = viewAxes(TOKENS, "tokens");
+    expect(readRequest(TOKENS, shown, [1, 2, 3], wholeBox(TOKENS, shown), [64, 64, 64], "value")).toMatchObject({
       array: 1, index: [1, 2], axes: [-1, 0, 1], starts: [0, 0, 0], ends: [1, 2, 5], norm_over: 2,
     }); // prettier-ignore
-    const s = shownAs(MATRIX, "heatmap");
-    expect(request(MATRIX, s, [0, 0], { tiles: [0, 1], rows: [1.2, 3.4], columns: [0, 6] }, [1, 9, 9], "value")).toMatchObject({ starts: [0, 1, 0], ends: [1, 4, 6] });
-    expect(wholeBox(IMAGES, shownAs(IMAGES, "images")).tiles).toEqual([0, 64]);
+    const s = viewAxes(MATRIX, "heatmap");
+    expect(readRequest(MATRIX, s, [0, 0], { tiles: [0, 1], rows: [1.2, 3.4], columns: [0, 6] }, [1, 9, 9], "value")).toMatchObject({ starts: [0, 1, 0], ends: [1, 4, 6] });
+    expect(wholeBox(IMAGES, viewAxes(IMAGES, "images")).tiles).toEqual([0, 64]);
   });
 
   it("zooms about a point and never beyond the array", () => {
-    expect(zoomed([0, 100], 100, 50, 0.5)).toEqual([25, 75]);
-    expect(zoomed([0, 100], 100, 0.5, 0.5)[0]).toBe(0.25);
-    expect(zoomed([25, 75], 100, 50, 4)).toEqual([0, 100]);
-    expect(zoomed([10, 14], 100, 12, 0.1)).toEqual([10, 14]);
-    expect(moved([90, 95], 50, 100)).toEqual([95, 100]);
+    expect(zoomSpan([0, 100], 100, 50, 0.5)).toEqual([25, 75]);
+    expect(zoomSpan([0, 100], 100, 0.5, 0.5)[0]).toBe(0.25);
+    expect(zoomSpan([25, 75], 100, 50, 4)).toEqual([0, 100]);
+    expect(zoomSpan([10, 14], 100, 12, 0.1)).toEqual([10, 14]);
+    expect(moveSpan([90, 95], 50, 100)).toEqual([95, 100]);
     expect(blockFor([0, 1000], 256)).toBe(4);
     expect(blockFor([3, 259], 256)).toBe(1);
   });
 
   it("asks again only where what it has is not enough", () => {
-    const s = shownAs(MATRIX, "heatmap");
-    const wish = request(MATRIX, s, [0, 0], wholeBox(MATRIX, s), [64, 4, 64], "value");
+    const s = viewAxes(MATRIX, "heatmap");
+    const wish = readRequest(MATRIX, s, [0, 0], wholeBox(MATRIX, s), [64, 4, 64], "value");
     const has = header({ ends: [1, 8, 6], block: [1, 2, 1], counts: [1, 4, 6] });
     expect(covers(has, wish)).toBe(true);
     expect(covers(has, { ...wish, index: [5, 5] })).toBe(true); // both axes are shown
@@ -134,20 +133,20 @@ describe("cells", () => {
   it("have a range about zero, or from low to high, with or without the rare ones", () => {
     const many = Array.from({ length: 201 }, (_, i) => (i === 200 ? 1000 : i / 200));
     const c = cells({ counts: [1, 1, 201], ends: [1, 1, 201] }, many);
-    expect(rangeOf(c, true).high).toBeCloseTo(0.99);
-    expect(rangeOf(c, false)).toEqual({ low: 0, high: 1000, signed: false });
-    expect(rangeOf(cells({ counts: [1, 1, 2] }, [-3, 1]), false)).toEqual({ low: -3, high: 3, signed: true });
-    expect(rangeOf(cells({ counts: [1, 1, 2] }, [NaN, NaN]), true)).toEqual({ low: 0, high: 1, signed: false });
-    const flat = rangeOf(cells({ counts: [1, 1, 2] }, [2, 2]), true);
+    expect(colourRange(c, true).high).toBeCloseTo(0.99);
+    expect(colourRange(c, false)).toEqual({ low: 0, high: 1000, signed: false });
+    expect(colourRange(cells({ counts: [1, 1, 2] }, [-3, 1]), false)).toEqual({ low: -3, high: 3, signed: true });
+    expect(colourRange(cells({ counts: [1, 1, 2] }, [NaN, NaN]), true)).toEqual({ low: 0, high: 1, signed: false });
+    const flat = colourRange(cells({ counts: [1, 1, 2] }, [2, 2]), true);
     expect(flat.high).toBeGreaterThan(flat.low);
   });
 
   it("say which rows have the greatest norm, if each is one finite value", () => {
     const of = { counts: [1, 4, 2], ends: [1, 4, 2] };
-    expect(greatest(cells(of, [1, -1, 0, 3, 0, 0, -2, 2]), 3)).toEqual([1, 3, 0]);
-    expect(greatest(cells(of, [1, -1, 0, 3, 0, 0, -2, 2]), 2)).toEqual([1, 3]);
-    expect(greatest(cells(of, [1, NaN, 0, 3, 0, 0, -2, 2]), 3)).toEqual([]);
-    expect(greatest(cells({ ...of, block: [1, 1, 2] }, [1, -1, 0, 3, 0, 0, -2, 2]), 3)).toEqual([]);
+    expect(largestRows(cells(of, [1, -1, 0, 3, 0, 0, -2, 2]), 3)).toEqual([1, 3, 0]);
+    expect(largestRows(cells(of, [1, -1, 0, 3, 0, 0, -2, 2]), 2)).toEqual([1, 3]);
+    expect(largestRows(cells(of, [1, NaN, 0, 3, 0, 0, -2, 2]), 3)).toEqual([]);
+    expect(largestRows(cells({ ...of, block: [1, 1, 2] }, [1, -1, 0, 3, 0, 0, -2, 2]), 3)).toEqual([]);
   });
 
   it("that are exact keep all digits of wide integers and both parts of complex numbers", () => {
@@ -171,8 +170,8 @@ describe("colours", () => {
 
 describe("places", () => {
   it("of several pictures do not overlap, and lead back to their elements", () => {
-    const shown = shownAs(IMAGES, "images");
-    const at = places(shown, { tiles: [64, 100], rows: [0, 32], columns: [0, 30] }, 600, 300);
+    const shown = viewAxes(IMAGES, "images");
+    const at = layOutTiles(shown, { tiles: [64, 100], rows: [0, 32], columns: [0, 30] }, 600, 300);
     expect(at.tiles).toHaveLength(36);
     at.tiles.forEach((r, i) => {
       expect(r.x + r.width).toBeLessThanOrEqual(600);
@@ -184,10 +183,10 @@ describe("places", () => {
   });
 
   it("of a single head leave room for words, and are square where the matrix is", () => {
-    const shown = shownAs(held([2, 5, 4, 6], ["batch", "head", "query", "key"]), "attention");
+    const shown = viewAxes(held([2, 5, 4, 6], ["batch", "head", "query", "key"]), "attention");
     const words = { rows: ["a", "b", "c", "d"], columns: null };
     const box = { tiles: [3, 4], rows: [0, 4], columns: [0, 6] } as const;
-    const [large, ...others] = places(shown, box, 600, 300, words).tiles;
+    const [large, ...others] = layOutTiles(shown, box, 600, 300, words).tiles;
     expect([large!.tile, others.length]).toEqual([3, 0]);
     expect(large!.x).toBeGreaterThan(60);
     expect(large!.x + large!.width).toBeLessThanOrEqual(600);
@@ -195,11 +194,11 @@ describe("places", () => {
   });
 
   it("of maps fit in the height that their grid asks for, whatever their number", () => {
-    const shown = shownAs(IMAGES, "images");
+    const shown = viewAxes(IMAGES, "images");
     for (const [count, width] of [[24, 396], [24, 616], [3, 396], [64, 396], [17, 700]] as const) {
       const box = { tiles: [0, count], rows: [0, 8], columns: [0, 8] } as const;
       const high = gridHeight(box, width, 8);
-      const tiles = places(shown, box, width, high).tiles;
+      const tiles = layOutTiles(shown, box, width, high).tiles;
       expect(Math.max(...tiles.map((r) => r.y + r.height))).toBeLessThanOrEqual(high);
       expect(Math.max(...tiles.map((r) => r.x + r.width))).toBeLessThanOrEqual(width);
       expect(tiles[0]!.width).toBeGreaterThan(Math.min(width / Math.max(8, Math.ceil(Math.sqrt(2 * count))), 120) * 0.8 - 4);
@@ -211,14 +210,14 @@ describe("places", () => {
 describe("texts", () => {
   it("name the keys that a query looks at most, and how many a cell stands for", () => {
     const seen = cells({ counts: [1, 2, 3], ends: [1, 2, 5], block: [1, 1, 2], planes: ["mean"] }, [0, 0, 0, 0.2, 0.05, 0.5]);
-    expect(keysOf(seen, { tile: 0, row: 1, column: 0 }, 5).map((key) => [key.from, key.count])).toEqual([
+    expect(topKeys(seen, { tile: 0, row: 1, column: 0 }, 5).map((key) => [key.from, key.count])).toEqual([
       [4, 1],
       [0, 2],
       [2, 2],
     ]);
-    expect(keysOf(seen, { tile: 1, row: 1, column: 0 }, 5)).toEqual([]);
+    expect(topKeys(seen, { tile: 1, row: 1, column: 0 }, 5)).toEqual([]);
     const several = held([2, 3, 3], ["head", "query", "key"], { name: "@attention[1]" });
-    expect(expression(arrays([several], { part: "attention" }), several, shownAs(several, "attention"), [0, 0, 0])).toBe('insp.values("blocks/0@attention[1]")');
+    expect(valuesExpression(arrays([several], { part: "attention" }), several, viewAxes(several, "attention"), [0, 0, 0])).toBe('insp.values("blocks/0@attention[1]")');
   });
 
   it("tell a value as short as its dtype allows", () => {
@@ -233,25 +232,25 @@ describe("texts", () => {
   });
 
   it("say where a value is, what was left out, and the Python for it", () => {
-    const shown = shownAs(IMAGES, "images");
-    expect(place(IMAGES, shown, [3, 0, 0, 0], { tile: 9, row: 1, column: 2 })).toBe("batch 3, height 1, width 2, channel 9");
+    const shown = viewAxes(IMAGES, "images");
+    expect(indexText(IMAGES, shown, [3, 0, 0, 0], { tile: 9, row: 1, column: 2 })).toBe("batch 3, height 1, width 2, channel 9");
     const c = cells({ counts: [1, 1, 1], ends: [64, 32, 30], block: [1, 2, 2] }, [1]);
-    expect(leftOut(IMAGES, shown, c)).toBe("61.4 k of 384 k values (1.54 MB in all); each cell the mean of 2 × 2 of them; channel 0–63 of 100".replace(/ (?=[kM])/g, "\u202f"));
-    expect(expression(arrays([MATRIX]), MATRIX, shown, [])).toBe('insp.values("blocks/0")');
-    expect(expression(arrays([IMAGES]), IMAGES, shown, [0, 0, 0, 0])).toBe('insp.values("blocks/0")');
-    expect(expression(arrays([IMAGES]), IMAGES, shown, [3, 0, 0, 0])).toBe('insp.values("blocks/0")[3]');
+    expect(extentText(IMAGES, shown, c)).toBe("61.4 k of 384 k values (1.54 MB in all); each cell the mean of 2 × 2 of them; channel 0–63 of 100".replace(/ (?=[kM])/g, "\u202f"));
+    expect(valuesExpression(arrays([MATRIX]), MATRIX, shown, [])).toBe('insp.values("blocks/0")');
+    expect(valuesExpression(arrays([IMAGES]), IMAGES, shown, [0, 0, 0, 0])).toBe('insp.values("blocks/0")');
+    expect(valuesExpression(arrays([IMAGES]), IMAGES, shown, [3, 0, 0, 0])).toBe('insp.values("blocks/0")[3]');
     const second = held([2], ["feature"], { number: 2, call: 1, name: "['a']" });
-    expect(expression(arrays([MATRIX, second], { clean: true }), second, shown, [])).toBe(`insp.values("blocks/0", call=1, clean=True)['a']`);
-    expect(expressionOfRun(arrays([MATRIX]), MATRIX)).toBe('run.values("blocks/0").value');
-    expect(expressionOfRun(arrays([MATRIX, second]), second)).toBe(`run.values("blocks/0").calls[1]["['a']"]`);
+    expect(valuesExpression(arrays([MATRIX, second], { clean: true }), second, shown, [])).toBe(`insp.values("blocks/0", call=1, clean=True)['a']`);
+    expect(runExpression(arrays([MATRIX]), MATRIX)).toBe('run.values("blocks/0").value');
+    expect(runExpression(arrays([MATRIX, second]), second)).toBe(`run.values("blocks/0").calls[1]["['a']"]`);
     const kernel = held([2], ["feature"], { name: "kernel" });
-    expect(expression(arrays([kernel], { part: "parameter" }), kernel, shown, [])).toBe('insp.values("blocks/0", part="parameter")["kernel"]');
+    expect(valuesExpression(arrays([kernel], { part: "parameter" }), kernel, shown, [])).toBe('insp.values("blocks/0", part="parameter")["kernel"]');
   });
 
   it("are exact by the cells where those are single elements, else by the kernel", () => {
     const at = { tile: 0, row: 0, column: 1 };
     const c = cells({}, [1, 0.1, 3, 4, 5, 6]);
-    const shown = shownAs(MATRIX, "heatmap");
+    const shown = viewAxes(MATRIX, "heatmap");
     expect(exactAt(MATRIX, shown, c, at, "7")).toBe(String(Math.fround(0.1)));
     expect(exactAt({ ...MATRIX, dtype: "int64" }, shown, c, at, "7")).toBe("7");
     expect(exactAt(MATRIX, shown, { ...c, header: header({ block: [1, 2, 2] }) }, at, null)).toBeNull();
@@ -259,7 +258,7 @@ describe("texts", () => {
 });
 
 describe("the state", () => {
-  let asked: { request: Ask; settle: (error: string | null) => void }[];
+  let asked: { request: KernelRequest; settle: (error: string | null) => void }[];
   let values: ValuesState;
   beforeEach(() => {
     asked = [];
@@ -354,21 +353,21 @@ describe("the panel", () => {
     stream.emit(header({ ends: [1, 8, 6], counts: [1, 8, 6] }), float32(Array.from({ length: 48 }, (_, i) => i / 3)));
     await settle();
     expect(el.querySelector("img")).toBeNull();
-    expect(find(ids.valuesSource)!.textContent).toContain(evil);
-    const picture = find(ids.picture)!;
+    expect(find("nni-values-source")!.textContent).toContain(evil);
+    const picture = find("nni-picture")!;
     const press = (key: string): unknown => picture.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true }));
     press("ArrowRight"); // shows it
     press("ArrowRight");
     await settle();
     press("ArrowDown");
     await settle();
-    const value = find(ids.valueExact)!;
+    const value = find("nni-value-exact")!;
     expect(value.dataset["place"]).toBe("batch 1, feature 1");
     expect(Number(value.dataset["value"])).toBe(Math.fround(7 / 3));
     expect(value.textContent).toBe("2.3333333");
     press("Escape");
     await settle();
-    expect(find(ids.valueExact)!.dataset["value"]).toBe("");
+    expect(find("nni-value-exact")!.dataset["value"]).toBe("");
     end();
   });
 
@@ -384,7 +383,7 @@ describe("the panel", () => {
     };
     await shown("output");
     expect(links()).toEqual([]);
-    const part = find(ids.valuesPart) as HTMLSelectElement;
+    const part = find("nni-values-part") as HTMLSelectElement;
     part.value = "gradient";
     part.dispatchEvent(new Event("change", { bubbles: true }));
     await settle();

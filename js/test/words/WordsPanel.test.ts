@@ -1,7 +1,6 @@
 // The panel "Words": what it asks for, what it shows, and that no word becomes an element.
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
-import { ids } from "../../src/ui/testids";
 import { settle } from "../helpers/kernel";
 import { press, started, type Mounted, openTab } from "../helpers/mounted";
 
@@ -26,11 +25,11 @@ async function answered(more: object, rows: number[][]): Promise<void> {
 }
 
 it("has a tab only if the tokens are known", async () => {
-  expect(find(ids.tab("words"))).toBeNull();
+  expect(find("nni-tab-words")).toBeNull();
   await told("");
-  expect(find(ids.tab("words"))).toBeNull();
+  expect(find("nni-tab-words")).toBeNull();
   await told();
-  expect(find(ids.tab("words"))).not.toBeNull();
+  expect(find("nni-tab-words")).not.toBeNull();
 });
 
 it("colours the words of the chosen example by the chosen figure", async () => {
@@ -38,7 +37,7 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   await openTab(find, "words");
   await settle();
   expect(control.of("show_positions")).toMatchObject([{ site: "blocks/0", example: 0, unit: 0 }]);
-  const words = (): HTMLElement[] => [...find(ids.words)!.querySelectorAll<HTMLElement>(".nni-word")];
+  const words = (): HTMLElement[] => [...find("nni-words")!.querySelectorAll<HTMLElement>(".nni-word")];
   expect(words().map((one) => one.style.background)).toEqual(["", "", ""]);
   await answered({}, [[1, 2, 4], [-1, 0, NaN]]);
   expect(words().map((one) => one.dataset["value"])).toEqual(WORDS);
@@ -46,12 +45,12 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   expect(words().every((one) => one.children.length === 0)).toBe(true);
   expect(new Set(words().map((one) => one.style.background)).size).toBe(3);
 
-  const strip = find(ids.words)!;
+  const strip = find("nni-words")!;
   press(strip, "ArrowRight");
   await settle();
   press(strip, "ArrowRight");
   await settle();
-  expect(find(ids.wordPointed)!.textContent).toBe("1 ·the norm 2 · unit 0 0");
+  expect(find("nni-word-pointed")!.textContent).toBe("1 ·the norm 2 · unit 0 0");
   expect(words()[1]!.hasAttribute("data-pointed")).toBe(true);
   const point = (type: string, at: number): boolean => words()[at]!.dispatchEvent(new Event(type, { bubbles: true }));
   point("pointerover", 2); // as when the page moves under a pointer that rests
@@ -61,13 +60,13 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   await settle();
   expect(words()[2]!.hasAttribute("data-pointed")).toBe(true);
 
-  find(ids.example(1))!.click();
+  find(`nni-example-${1}`)!.click();
   await settle();
   expect(control.of("show_positions").at(-1)).toMatchObject({ example: 1 });
-  expect(find(ids.exampleSaid)!.textContent).toBe(", label cat, predicted <b>dog</b>");
+  expect(find("nni-example-said")!.textContent).toBe(", label cat, predicted <b>dog</b>");
   await answered({ example: 0 }, [[9, 9, 9], [9, 9, 9]]);
-  expect(find(ids.wordPointed)!.textContent, "an answer for another example is ignored").not.toContain("9");
-  expect(find(ids.wordsPython)!.dataset["value"]).toBe('insp.words("blocks/0", 1)');
+  expect(find("nni-word-pointed")!.textContent, "an answer for another example is ignored").not.toContain("9");
+  expect(find("nni-words-python")!.dataset["value"]).toBe('insp.words("blocks/0", 1)');
 });
 
 it("lets one choose the axis of the words where there are several, and says it in Python", async () => {
@@ -75,25 +74,25 @@ it("lets one choose the axis of the words where there are several, and says it i
   await openTab(find, "words");
   await settle();
   await answered({}, [[1, 2, 4], [-1, 0, 1]]);
-  expect(find(ids.wordsAxis)).toBeNull();
+  expect(find("nni-words-axis")).toBeNull();
   const axes = ["", "", "query", "key"];
   const choose = async (name: string): Promise<void> => {
-    const axis = find(ids.wordsAxis) as HTMLSelectElement;
+    const axis = find("nni-words-axis") as HTMLSelectElement;
     axis.value = name;
     axis.dispatchEvent(new Event("change", { bubbles: true }));
     await settle();
   };
-  find(ids.example(1))!.click();
+  find(`nni-example-${1}`)!.click();
   await settle();
   await answered({ example: 1, along: null, axes, positions: 0, figures: [], source: "No axis is known." }, []);
-  expect(find(ids.wordsProblem)!.textContent).toBe("No axis is known.");
-  expect(find(ids.words)!.querySelectorAll<HTMLElement>(".nni-word")[1]!.style.background).toBe("");
+  expect(find("nni-words-problem")!.textContent).toBe("No axis is known.");
+  expect(find("nni-words")!.querySelectorAll<HTMLElement>(".nni-word")[1]!.style.background).toBe("");
   await choose("key");
   expect(control.of("show_positions").at(-1)).toMatchObject({ example: 1, axis: 3 });
   await answered({ example: 1, axis: 3, along: 3, axes }, [[1, 2, 4], [-1, 0, 1]]);
-  expect(find(ids.wordsProblem)).toBeNull();
-  expect(find(ids.wordsAxis)!.dataset["value"]).toBe("key");
-  expect(find(ids.wordsPython)!.dataset["value"]).toBe('insp.words("blocks/0", 1, axis=3)');
+  expect(find("nni-words-problem")).toBeNull();
+  expect(find("nni-words-axis")!.dataset["value"]).toBe("key");
+  expect(find("nni-words-python")!.dataset["value"]).toBe('insp.words("blocks/0", 1, axis=3)');
   await choose("query");
   const { id } = control.of("show_positions").at(-1)!;
   control.emit({ type: "reply", id, ok: false, error: "The batch is another." });
@@ -107,8 +106,8 @@ it("says beside the examples what could not be read of the batch, and without th
   for (const examples of [[], [{ words: ["1"], label: "", prediction: "" }]]) {
     stream.emit({ ...inputs, examples });
     await settle();
-    expect(find(ids.inputsProblem)!.textContent).toBe("decode raised.");
-    expect(find(ids.examples)!.querySelector("[role=radiogroup]") !== null).toBe(examples.length > 0);
+    expect(find("nni-inputs-problem")!.textContent).toBe("decode raised.");
+    expect(find("nni-examples")!.querySelector("[role=radiogroup]") !== null).toBe(examples.length > 0);
   }
 });
 
@@ -119,8 +118,8 @@ it("shows the words without colours where the site has no positions", async () =
   const { id } = control.of("show_positions").at(-1)!;
   control.emit({ type: "reply", id, ok: false, error: "'blocks/0' has no axis of positions." });
   await settle();
-  expect(find(ids.wordsProblem)!.textContent).toBe("'blocks/0' has no axis of positions.");
-  expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(3);
+  expect(find("nni-words-problem")!.textContent).toBe("'blocks/0' has no axis of positions.");
+  expect(find("nni-words")!.querySelectorAll(".nni-word")).toHaveLength(3);
 });
 
 it("adds to a long text by itself, and at once what one goes to", async () => {
@@ -129,12 +128,12 @@ it("adds to a long text by itself, and at once what one goes to", async () => {
   await settle();
   await openTab(find, "words");
   await settle();
-  press(find(ids.words)!, "End");
+  press(find("nni-words")!, "End");
   await settle();
-  expect(find(ids.wordPointed)!.textContent).toContain("w1999");
-  expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000);
+  expect(find("nni-word-pointed")!.textContent).toContain("w1999");
+  expect(find("nni-words")!.querySelectorAll(".nni-word")).toHaveLength(2000);
   await openTab(find, "overview");
   await settle();
   await openTab(find, "words");
-  await vi.waitFor(() => expect(find(ids.words)!.querySelectorAll(".nni-word")).toHaveLength(2000), { timeout: 30_000 });
+  await vi.waitFor(() => expect(find("nni-words")!.querySelectorAll(".nni-word")).toHaveLength(2000), { timeout: 30_000 });
 }, 60_000);

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from examples import examples
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
+from hypothesis_examples import examples
 from summary_oracle import TINY, values
 
 from nnx_inspector.inspector.values import blocks as on_device

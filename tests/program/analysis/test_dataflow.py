@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-from examples import examples
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis_examples import examples
 from models import SplitAndJoin, batch, rngs
 
 import nnx_inspector as nni

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from examples import examples
+from hypothesis_examples import examples
 from jax.experimental.custom_partitioning import custom_partitioning
 
 from nnx_inspector._compat import jaxprs

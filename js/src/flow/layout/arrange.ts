@@ -21,23 +21,23 @@ export interface Point {
   readonly y: number;
 }
 
-interface Way {
+interface EdgePath {
   readonly points: readonly Point[];
   /** The middle of its label. */
   readonly label: Point | null;
 }
 
-export interface Arranged extends Size {
+export interface FlowLayout extends Size {
   /** The middles of the nodes. */
   readonly nodes: readonly Point[];
-  readonly edges: readonly Way[];
+  readonly edges: readonly EdgePath[];
 }
 
-export type Arrange = (nodes: readonly Size[], links: readonly Link[]) => Arranged;
+export type LayoutFunction = (nodes: readonly Size[], links: readonly Link[]) => FlowLayout;
 
 const MARGIN = 12;
 
-export const arrange: Arrange = (nodes, links) => {
+export const arrange: LayoutFunction = (nodes, links) => {
   const graph = new Graph({ multigraph: true });
   graph.setGraph({ rankdir: "TB", nodesep: 22, edgesep: 14, ranksep: 24, marginx: MARGIN, marginy: MARGIN });
   nodes.forEach((size, i) => graph.setNode(String(i), { ...size }));
@@ -46,7 +46,7 @@ export const arrange: Arrange = (nodes, links) => {
     graph.setEdge(String(v), String(w), { ...label, labelpos: "c", minlen: 1, weight: loop ? 0 : 1 }, String(i));
   });
   layout(graph);
-  const edges = new Array<Way>(links.length);
+  const edges = new Array<EdgePath>(links.length);
   for (const edge of graph.edges()) {
     const i = Number(edge.name);
     const { points, x, y, width } = graph.edge(edge) as { points: Point[]; x?: number; y?: number; width: number };
@@ -82,19 +82,19 @@ function mostlyBackwards(places: readonly Point[]): boolean {
 }
 
 /** Its requests and answers as a worker: a layout of 200 nodes is noticeably slow. */
-export interface Order {
+export interface LayoutRequest {
   readonly number: number;
   readonly nodes: readonly Size[];
   readonly links: readonly Link[];
 }
 
-export interface Done {
+export interface LayoutReply {
   readonly number: number;
-  readonly arranged: Arranged | null;
+  readonly arranged: FlowLayout | null;
   readonly error: string;
 }
 
-function answer({ number, nodes, links }: Order): Done {
+function answer({ number, nodes, links }: LayoutRequest): LayoutReply {
   try {
     return { number, arranged: arrange(nodes, links), error: "" };
   } catch (error) {
@@ -103,5 +103,5 @@ function answer({ number, nodes, links }: Order): Done {
 }
 
 if (typeof document === "undefined" && typeof postMessage === "function") {
-  addEventListener("message", (event: MessageEvent<Order>) => (postMessage as (done: Done) => void)(answer(event.data)));
+  addEventListener("message", (event: MessageEvent<LayoutRequest>) => (postMessage as (done: LayoutReply) => void)(answer(event.data)));
 }

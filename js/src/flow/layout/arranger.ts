@@ -2,42 +2,42 @@
 // it longer than a click may last) or, if the page does not allow workers from text, in the page.
 // Invariant: every request gets one outcome; if the page's content security policy refuses both, the
 // outcome is an error that a user can read.
-import type { Arrange, Arranged, Done, Link, Order, Size } from "./arrange";
+import type { LayoutFunction, FlowLayout, LayoutReply, Link, LayoutRequest, Size } from "./arrange";
 
 export interface Arranger {
-  arrange(nodes: readonly Size[], links: readonly Link[]): Promise<Arranged>;
+  arrange(nodes: readonly Size[], links: readonly Link[]): Promise<FlowLayout>;
   close(): void;
 }
 
-interface Waiting {
-  readonly order: Order;
-  readonly resolve: (arranged: Arranged) => void;
+interface PendingLayout {
+  readonly order: LayoutRequest;
+  readonly resolve: (arranged: FlowLayout) => void;
   readonly reject: (error: Error) => void;
 }
 
-export const REFUSED = "This page does not let the layout library run: its content security policy refuses it.";
+export const POLICY_REFUSED = "This page does not let the layout library run: its content security policy refuses it.";
 
 export function makeArranger(source: BlobPart): Arranger {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
-  const waiting = new Map<number, Waiting>();
+  const waiting = new Map<number, PendingLayout>();
   let last = 0;
-  let here: Promise<Arrange> | null = null;
+  let here: Promise<LayoutFunction> | null = null;
 
-  const inPage = (entry: Waiting): void => {
-    here ??= load(url);
+  const inPage = (entry: PendingLayout): void => {
+    here ??= importLibrary(url);
     here.then(
       (arrange) => settle(entry, attempt(arrange, entry.order)),
-      () => entry.reject(new Error(REFUSED)),
+      () => entry.reject(new Error(POLICY_REFUSED)),
     );
   };
-  let worker = start(url);
+  let worker = startWorker(url);
   if (worker) {
     worker.onerror = () => {
       worker = null;
       waiting.forEach(inPage);
       waiting.clear();
     };
-    worker.onmessage = ({ data }: MessageEvent<Done>) => {
+    worker.onmessage = ({ data }: MessageEvent<LayoutReply>) => {
       const entry = waiting.get(data.number);
       waiting.delete(data.number);
       if (entry) settle(entry, data);
@@ -46,7 +46,7 @@ export function makeArranger(source: BlobPart): Arranger {
   return {
     arrange: (nodes, links) =>
       new Promise((resolve, reject) => {
-        const entry: Waiting = { order: { number: ++last, nodes, links }, resolve, reject };
+        const entry: PendingLayout = { order: { number: ++last, nodes, links }, resolve, reject };
         if (!worker) return inPage(entry);
         waiting.set(last, entry);
         worker.postMessage(entry.order);
@@ -58,7 +58,7 @@ export function makeArranger(source: BlobPart): Arranger {
   };
 }
 
-function start(url: string): Worker | null {
+function startWorker(url: string): Worker | null {
   try {
     return new Worker(url, { type: "module" });
   } catch {
@@ -66,12 +66,12 @@ function start(url: string): Worker | null {
   }
 }
 
-async function load(url: string): Promise<Arrange> {
+async function importLibrary(url: string): Promise<LayoutFunction> {
   // The one import at run time (eslint.config.js): the layout library, from the text the kernel sent.
-  return ((await import(url)) as { arrange: Arrange }).arrange;
+  return ((await import(url)) as { arrange: LayoutFunction }).arrange;
 }
 
-function attempt(arrange: Arrange, { number, nodes, links }: Order): Done {
+function attempt(arrange: LayoutFunction, { number, nodes, links }: LayoutRequest): LayoutReply {
   try {
     return { number, arranged: arrange(nodes, links), error: "" };
   } catch (error) {
@@ -79,7 +79,7 @@ function attempt(arrange: Arrange, { number, nodes, links }: Order): Done {
   }
 }
 
-function settle({ resolve, reject }: Waiting, { arranged, error }: Done): void {
+function settle({ resolve, reject }: PendingLayout, { arranged, error }: LayoutReply): void {
   if (arranged) resolve(arranged);
   else reject(new Error(`The flow could not be laid out: ${error}`));
 }

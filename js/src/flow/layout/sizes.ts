@@ -15,11 +15,11 @@ const MOST_SHAPES = 2;
 export function sizeOf(node: FlowNode): Size {
   if (node.role === "join") return { width: 14, height: 14 };
   if (node.role !== "module") {
-    return { width: clamp(Math.max(node.name.length * NAME_LETTER, given(node).length * LABEL_LETTER) + 24), height: 38 };
+    return { width: clampWidth(Math.max(node.name.length * NAME_LETTER, subtitle(node).length * LABEL_LETTER) + 24), height: 38 };
   }
-  const badges = marks(node).reduce((sum, text) => sum + text.length * 6 + 14, 0);
+  const badges = callMarks(node).reduce((sum, text) => sum + text.length * 6 + 14, 0);
   const width = Math.max(node.name.length * NAME_LETTER + badges, node.kind.length * KIND_LETTER + SPARK) + 26;
-  return { width: clamp(width), height: NODE_HEIGHT };
+  return { width: clampWidth(width), height: NODE_HEIGHT };
 }
 
 export function linksOf(flow: Flow): Link[] {
@@ -46,12 +46,12 @@ export function edgeLabel(flow: Flow, edge: FlowEdge): string {
 }
 
 /** The text below the name of a node that is not a module. */
-export function given(node: FlowNode): string {
+export function subtitle(node: FlowNode): string {
   return shortType(node.role === "outside" ? node.kind : node.output);
 }
 
 /** Short words about special ways in which a module is called. */
-export function marks(node: FlowNode): string[] {
+export function callMarks(node: FlowNode): string[] {
   const found: string[] = [];
   if (node.times === null) found.push("loop");
   else if (node.times > 1) found.push(`×${node.times}`);
@@ -60,7 +60,7 @@ export function marks(node: FlowNode): string[] {
 }
 
 /** The same words, in full. */
-export function inWords(node: FlowNode): string[] {
+export function callNotes(node: FlowNode): string[] {
   const found: string[] = [];
   if (node.calls > 1) found.push(`called in ${node.calls} places`);
   if (node.times === null) found.push("in a while loop");
@@ -69,6 +69,6 @@ export function inWords(node: FlowNode): string[] {
   return found;
 }
 
-function clamp(width: number): number {
+function clampWidth(width: number): number {
   return Math.round(Math.min(Math.max(width, LEAST), MOST));
 }

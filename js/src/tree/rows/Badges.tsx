@@ -1,7 +1,6 @@
 // The badges of a row: what is special about its site.
 import type { Site } from "../../kernel/protocol";
-import { Badge, Perturbed } from "../../ui/Badge";
-import { ids } from "../../ui/testids";
+import { Badge, PerturbedBadge } from "../../ui/Badge";
 
 interface Props {
   site: Site;
@@ -19,7 +18,7 @@ export function Badges({ site, bad, first, open, on }: Props) {
   return (
     <span class="nni-badges">
       {(bad & 1) !== 0 && (
-        <Badge look={first ? "first" : "bad"} sign={(bad & 4) !== 0 ? "NaN" : "Inf"} title={first ? "The values that are not finite begin here" : "Has NaN or infinite values"} testid={ids.nan}>
+        <Badge look={first ? "first" : "bad"} sign={(bad & 4) !== 0 ? "NaN" : "Inf"} title={first ? "The values that are not finite begin here" : "Has NaN or infinite values"} testid="nni-nan">
           {`${(bad & 4) !== 0 ? "NaN" : "Inf"}${first ? " first" : ""}`}
         </Badge>
       )}
@@ -28,7 +27,7 @@ export function Badges({ site, bad, first, open, on }: Props) {
           NaN inside
         </Badge>
       )}
-      <Perturbed on={on} />
+      <PerturbedBadge on={on} />
       {site.stacked > 1 && (
         <Badge sign={`×${site.stacked}`} title={`${site.stacked} layers stacked in one module. ${site.note}`}>
           {`×${site.stacked}`}

@@ -7,12 +7,11 @@ import type { Site, Statistic } from "../../kernel/protocol";
 import { label, type Sites } from "../../kernel/sites";
 import { AddButton } from "../../perturb/AddButton";
 import type { Store } from "../../store";
-import { compare, compared } from "../../time/compare";
-import { pinnedName } from "../../time/names";
+import { compareValues, differenceText } from "../../time/comparison";
+import { pinnedName } from "../../time/passNames";
 import { NOT_MEASURED, exact, percent, shortType } from "../../ui/format";
 import { ROW_HEIGHT } from "../../frame/layout";
-import { ids } from "../../ui/testids";
-import { shown, type Column, type Moved } from "../columns";
+import { columnText, type Column, type OutputChanges } from "../columns";
 import { Badges } from "./Badges";
 
 interface Props {
@@ -50,7 +49,7 @@ export function Row({ store, sites, index, at, columns, listed, open, selected, 
       aria-expanded={hasChildren ? open : undefined}
       aria-selected={selected}
       aria-rowindex={at + 2}
-      data-testid={ids.row}
+      data-testid="nni-row"
       data-site={site.key}
       style={{ top: `${at * ROW_HEIGHT}px` }}
       onClick={() => store.select(site.key, false)}
@@ -74,7 +73,7 @@ export function Row({ store, sites, index, at, columns, listed, open, selected, 
           <span class="nni-name">{site.name || label(site.key)}</span>
         )}
         {site.perturbable && <AddButton store={store} site={site.key} />}
-        <Badges site={site} bad={store.bad.value[index]} first={store.origins.value.has(site.key)} open={open || listed} on={store.perturbed.value.get(site.key)} />
+        <Badges site={site} bad={store.notFinite.value[index]} first={store.notFiniteOrigins.value.has(site.key)} open={open || listed} on={store.perturbed.value.get(site.key)} />
       </span>
       <Cells store={store} index={index} site={site} columns={columns} />
     </div>
@@ -112,27 +111,27 @@ interface FigureProps {
   pinned: FrameData | null;
   named: string;
   index: number;
-  moved: Moved;
+  moved: OutputChanges;
 }
 
 function Figure({ column, site, frame, pinned, named, index, moved }: FigureProps) {
   const now = column.value!(site, frame, index, moved);
   const before = pinned ? column.value!(site, pinned, index, moved) : NaN;
   const bad = column.bad?.(frame, index) ?? "";
-  const against = Number.isNaN(now) || Number.isNaN(before) ? null : compare(column.comparison!, now, before);
+  const against = Number.isNaN(now) || Number.isNaN(before) ? null : compareValues(column.comparison!, now, before);
   const alone = pinned !== null && against === null;
-  const classes = ["nni-c-number", against !== null && "nni-c-compared", alone && "nni-c-alone", (bad !== "" || (column.alarming && now > 0)) && "nni-bad", column.meter && "nni-meter"];
-  const both = `${shown(column, now)} now, ${shown(column, before)} in ${named} (pinned)`;
+  const classes = ["nni-c-number", against !== null && "nni-c-compared", alone && "nni-c-uncompared", (bad !== "" || (column.alarming && now > 0)) && "nni-bad", column.meter && "nni-meter"];
+  const both = `${columnText(column, now)} now, ${columnText(column, before)} in ${named} (pinned)`;
   return (
     <span
       class={classes.filter(Boolean).join(" ")}
       role="gridcell"
       title={against !== null ? both : alone && !Number.isNaN(now) ? `${both}: the figure by itself` : undefined}
-      data-testid={ids.cell(column.id)}
+      data-testid={`nni-cell-${column.id}`}
       data-value={exact(against ?? now)}
       style={column.meter ? { "--share": Number.isNaN(now) ? 0 : Math.min(now, 1) } : undefined}
     >
-      {bad !== "" ? bad : against === null ? shown(column, now) : compared(column.comparison!, against)}
+      {bad !== "" ? bad : against === null ? columnText(column, now) : differenceText(column.comparison!, against)}
     </span>
   );
 }
