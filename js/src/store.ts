@@ -381,11 +381,6 @@ export class Store implements Receiver {
 
   // ---- actions of the user ----
 
-  setPaused(paused: boolean): void {
-    if (paused) this.timeline.hold();
-    else this.timeline.follow();
-  }
-
   select(key: string, reveal = true): void {
     if (reveal) this.openTo(key);
     if (key === this.selected.value) {

@@ -3,15 +3,14 @@ import { afterEach, describe, expect, it, vi } from "vitest";
 import { ABSENT_MS, STREAM_WAIT_MS } from "../src/kernel/bridge";
 import { HISTORY_BINS, HISTORY_QUANTILES, VERSION } from "../src/kernel/protocol";
 import widget from "../src/widget";
-import { HOSTILE as EVIL } from "./helpers/injection";
 import { MockModel, settle } from "./helpers/kernel";
-import { SITES, cell, effect, frame, layout, scale, site, state } from "./helpers/messages";
-import { mounted, opened, press, start as tell, type Mounted } from "./helpers/mounted";
+import { SITES, cell, frame, layout, state } from "./helpers/messages";
+import { enterValue, mountView, press, sendStart, type TestView } from "./helpers/view";
 
-let { control, stream, el, life, find, all, end } = {} as Mounted;
-let view: Mounted;
-const show = (): void => void ({ control, stream, el, life, find, all, end } = view = mounted());
-const start = (): Promise<void> => (show(), tell(view));
+let { control, stream, el, life, find, all, end } = {} as TestView;
+let view: TestView;
+const show = (): void => void ({ control, stream, el, life, find, all, end } = view = mountView());
+const start = (): Promise<void> => (show(), sendStart(view));
 afterEach(() => end());
 
 describe("a view", () => {
@@ -19,7 +18,7 @@ describe("a view", () => {
     show();
     expect(find("nni-root")?.dataset["lmSuppressShortcuts"]).toBe("true");
     expect(find("nni-banner")?.textContent).toContain("Connecting");
-    await tell(view);
+    await sendStart(view);
     expect(find("nni-banner")).toBeNull();
     expect(all("nni-row").map((row) => row.dataset["site"])).toEqual(SITES.map((s) => s.key));
     expect(find("nni-selected")?.dataset["value"]).toBe("blocks/0");
@@ -71,34 +70,6 @@ describe("a view", () => {
   });
 });
 
-describe("text from a model", () => {
-  it("stays text, wherever it goes", async () => {
-    show();
-    const evil = site(EVIL, 0, {
-      kind: EVIL, name: EVIL, inputs: EVIL, output: EVIL, source: EVIL, unseen: EVIL, aliases: [EVIL], calls: 3,
-    }); // prettier-ignore
-    stream.emit(layout([site("", -1), evil]));
-    stream.emit(
-      state({
-        selected: EVIL,
-        notices: [{ level: "error", text: EVIL, site: EVIL }],
-        perturbations: [scale(1, EVIL, 1, { kind: EVIL, strength_name: EVIL, expression: EVIL, pending: true })],
-        effect: effect({ source: EVIL, clean: { [EVIL]: 1 }, perturbed: { [EVIL]: 2 }, sites: [{ site: EVIL, change: 1 }] }),
-      }),
-    );
-    stream.emit(...frame(1, { sites: 2 }));
-    await settle();
-    expect(find("nni-selected")?.textContent).toBe(EVIL);
-    expect(find("nni-notice")?.textContent).toContain(EVIL);
-    expect(find("nni-effect")?.textContent).toContain(EVIL);
-    await opened(find, "nni-effect-more");
-    expect(find("nni-downstream")?.textContent).toContain(EVIL);
-    expect(find("nni-expression")?.textContent).toBe(EVIL);
-    expect(el.querySelectorAll("img, script")).toHaveLength(0);
-    expect("hacked" in window).toBe(false);
-  });
-});
-
 describe("what was not measured", () => {
   it("is a dash and a sentence, never NaN", async () => {
     show();
@@ -140,8 +111,7 @@ describe("keys", () => {
     press(find("nni-tree")!, "/");
     const search = find("nni-search") as HTMLInputElement;
     expect(document.activeElement).toBe(search);
-    search.value = "dropout";
-    search.dispatchEvent(new Event("input", { bubbles: true }));
+    enterValue(search, "dropout", "input");
     await settle();
     expect(all("nni-row").map((row) => row.dataset["site"])).toEqual(["", "blocks", "blocks/1"]);
   });

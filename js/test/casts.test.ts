@@ -1,18 +1,16 @@
 // The panel "Precision": the shares that the kernel computed, of the selected module and then of all, worst first.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { CASTS, VERSION, type Casts } from "../src/kernel/protocol";
-import { HOSTILE } from "./helpers/injection";
+import { HOSTILE } from "./helpers/hostile";
 import { settle } from "./helpers/kernel";
-import { openTab, started, type Mounted } from "./helpers/mounted";
+import { enterValue, openTab, startView, type TestView } from "./helpers/view";
 
-let { control, stream, el, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, el, find, all, end } = await started()));
+let { control, stream, el, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, el, find, all, end } = await startView()));
 afterEach(() => end());
 
 const choose = async (id: string, value: string): Promise<void> => {
-  const select = find(id) as HTMLSelectElement;
-  select.value = value;
-  select.dispatchEvent(new Event("change", { bubbles: true }));
+  enterValue(find(id), value);
   await settle();
 };
 const shown = (): unknown[] => all("nni-cast").map((row) => [row.querySelector("th")!.textContent, ...[...row.querySelectorAll("td")].map((one) => Number(one.dataset["value"]))]);

@@ -3,10 +3,10 @@ import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { isStacked, layoutOf } from "../src/frame/layout";
 import { settle } from "./helpers/kernel";
 import { state } from "./helpers/messages";
-import { openTab, press, started, type Mounted } from "./helpers/mounted";
+import { openTab, press, startView, type TestView } from "./helpers/view";
 
-let { stream, el, find, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, el, find, end } = await started()));
+let { stream, el, find, end } = {} as TestView;
+beforeEach(async () => void ({ stream, el, find, end } = await startView()));
 afterEach(() => end());
 
 it("has a layout for each width of its container", () => {

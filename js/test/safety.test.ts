@@ -6,20 +6,20 @@ import { decodeCasts, decodeChoices, decodeCurves, decodeFrame, decodeHistory, d
 import { VERSION, type Casts, type Choices, type Curves, type Frame, type History, type Nnx, type Updates } from "../src/kernel/protocol";
 import { ProtocolError, checkVersion } from "../src/kernel/version";
 import { GROUPS } from "../src/detail/groups";
-import { EVIL } from "./helpers/injection";
+import { EVIL } from "./helpers/hostile";
 import { settle } from "./helpers/kernel";
 import { effect, frame, layout, scale, site, state } from "./helpers/messages";
-import { mounted, type Mounted } from "./helpers/mounted";
+import { mountView, type TestView } from "./helpers/view";
 import { page } from "./helpers/nnx";
 
 const folder = join(import.meta.dirname, "golden");
 const golden = (name: string): Record<string, unknown> => JSON.parse(readFileSync(join(folder, `${name}.json`), "utf8"));
 
 let pages = 0;
-let { control, stream, el, find, all, end } = {} as Mounted;
+let { control, stream, el, find, all, end } = {} as TestView;
 beforeEach(() => {
   pages = 0;
-  ({ control, stream, el, find, all, end } = mounted());
+  ({ control, stream, el, find, all, end } = mountView());
 });
 afterEach(() => end());
 

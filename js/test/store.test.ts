@@ -64,7 +64,7 @@ describe("frames", () => {
   it("wait while the step is held, but for those of the same step", () => {
     store.receive(...frame(1, { step: 5 }));
     draw();
-    store.setPaused(true);
+    store.timeline.hold();
     store.receive(...frame(2, { step: 5 }));
     draw();
     expect(shown()).toBe(2);
@@ -73,7 +73,7 @@ describe("frames", () => {
     draw();
     expect(shown()).toBe(2);
     expect(acked).toEqual([1, 2]);
-    store.setPaused(false);
+    store.timeline.follow();
     draw();
     expect(shown()).toBe(4);
     expect(acked).toEqual([1, 2, 4]);

@@ -49,7 +49,7 @@ def run_quickstart(notebook: Notebook) -> View:
     view.part("nni-effect-more").click()
     view.part("nni-kl").wait_for()
     view.tab("sweep")
-    view.part("nni-sweep-start").click()
+    view.part("nni-study-start").click()
     expect(view.part("nni-sweep")).to_have_attribute("data-state", "done", timeout=120_000)
     return view
 

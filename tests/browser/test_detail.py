@@ -116,13 +116,13 @@ def test_units_masks_and_a_sweep_in_a_running_notebook(sheet: Sheet):
 
         # a sweep beside the training
         view.tab("sweep")
-        view.part("nni-sweep-start").click()
+        view.part("nni-study-start").click()
         expect(view.part("nni-sweep")).to_have_attribute("data-state", re.compile("done|stopped"))
         rows = view.root.get_by_test_id("nni-sweep-row")
         # by the mean, of which the whole model is a row; of a sweep of zeros it is none
         assert {row.get_attribute("data-site") for row in rows.all()} == {"", "first", "second"}
-        view.part("nni-sweep-start").click()
-        view.part("nni-sweep-stop").click()
+        view.part("nni-study-start").click()
+        view.part("nni-study-stop").click()
         expect(view.part("nni-sweep")).to_have_attribute("data-state", re.compile("done|stopped"))
         view.wait("nni-step", "value > arg", view.number("nni-step"))  # it still trains
 

@@ -253,7 +253,7 @@ def test_what_needs_the_model_is_switched_off_and_said(opened: OpenPage):
     view.row("head").focus()
     opened.page.keyboard.press("Space")
     view.tab("sweep")
-    expect(view.root.get_by_test_id("nni-sweep-start")).to_have_count(0)
+    expect(view.root.get_by_test_id("nni-study-start")).to_have_count(0)
     expect(view.root.get_by_test_id("nni-notice")).to_have_count(0)
     expect(view.root.get_by_test_id("nni-perturbation")).to_have_count(1)
 

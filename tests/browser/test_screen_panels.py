@@ -202,7 +202,7 @@ def test_the_picture_all_maps_and_all_bars_are_in_sight(sheet: Sheet):
         expect(view.part("nni-batch")).to_have_attribute("data-value", "step")
 
         view.tab("sweep")
-        view.part("nni-sweep-start").click()
+        view.part("nni-study-start").click()
         expect(view.part("nni-sweep")).to_have_attribute("data-state", "done", timeout=120_000)
         rows = view.root.get_by_test_id("nni-sweep-row")
         expect(rows).to_have_count(10)  # without the whole model

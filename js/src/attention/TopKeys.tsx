@@ -37,15 +37,15 @@ export function TopKeys({ store, query, keys }: { store: Store; query: Cursor; k
     return found ? visibleText(found) : "";
   };
   const most = keys[0]?.weight || 1;
-  const asked = word(shown.rows, query);
+  const queryWord = word(shown.rows, query);
   const pointed = values.cursor.value !== null;
   return (
     <div class="nni-top-keys" data-testid="nni-attention-keys">
       <p class="nni-faint nni-small nni-query-line" title={pointed ? undefined : `Point at a ${rows} to see the ${columns}s that it looks at`}>
         <span>
           {shown.tiles >= 0 && `${array.axes[shown.tiles]} ${query.tile}: `}
-          {asked && <bdi class="nni-word nni-query-word">{asked}</bdi>}
-          {asked ? ` (${rows} ${query.row})` : `${rows} ${query.row}`} looks at
+          {queryWord && <bdi class="nni-word nni-query-word">{queryWord}</bdi>}
+          {queryWord ? ` (${rows} ${query.row})` : `${rows} ${query.row}`} looks at
         </span>
         <ZeroHead store={store} head={query.tile} />
       </p>
@@ -74,9 +74,9 @@ function ZeroHead({ store, head }: { store: Store; head: number }) {
   const axis = shown.tiles - array.axes.length;
   if (array.axes[shown.tiles] !== "head" || store.state.value?.recorded || store.replayNote.value !== "") return null;
   const key = site + (array.name || "@attention");
-  const there = store.perturbations.value.some((p) => p.site === key && p.expression.includes(`[${head}], axis=${axis})`));
+  const isZeroed = store.perturbations.value.some((p) => p.site === key && p.expression.includes(`[${head}], axis=${axis})`));
   return (
-    <button type="button" class="nni-link" disabled={there} title={there ? "It is already in the list." : `Set the weights of head ${head} to 0`} data-testid="nni-zero-head" onClick={() => store.perturb(key, "Zero", null, "output", [head], axis)}>
+    <button type="button" class="nni-link" disabled={isZeroed} title={isZeroed ? "It is already in the list." : `Set the weights of head ${head} to 0`} data-testid="nni-zero-head" onClick={() => store.perturb(key, "Zero", null, "output", [head], axis)}>
       ◆ Zero head {head}
     </button>
   );

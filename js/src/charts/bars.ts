@@ -4,7 +4,7 @@
 // none is left out and none is piled up at an edge; the outline has the area of the bars.
 import { count, percent, real } from "../ui/format";
 import { extent, isZero, rebin, total, type Bar } from "./bins";
-import { linear, symlog, type Scale } from "./scale";
+import { linear, symlog, type TickScale } from "./scale";
 
 const LINEAR_BARS = 64;
 /** The share of counts nearest zero that the log axis may draw as its middle. */
@@ -19,7 +19,7 @@ export interface PlacedBar extends Bar {
 }
 
 export interface Chart {
-  readonly scale: Scale;
+  readonly scale: TickScale;
   readonly bars: readonly PlacedBar[];
   readonly other: readonly PlacedBar[];
   /** The height of the chart, and the bar that towers over all others, which is cut. */
@@ -46,14 +46,14 @@ type ToBars = (bars: readonly Bar[]) => (Bar & { text: string })[];
 
 const rangeText = (low: number, high: number): string => `${real(low)} … ${real(high)}`;
 
-function linearAxis(bars: readonly Bar[], behind: readonly Bar[]): { scale: Scale; spread: ToBars } {
+function linearAxis(bars: readonly Bar[], behind: readonly Bar[]): { scale: TickScale; spread: ToBars } {
   const ends = extent([...bars, ...behind]);
   const spread: ToBars = (of) => rebin(of, LINEAR_BARS, ends).map((bar) => ({ ...bar, text: rangeText(bar.low, bar.high) }));
   return { scale: linear(...ends), spread };
 }
 
 /** Negative values, a middle for values near zero, positive values; either side may be missing. */
-function logAxis(bars: readonly Bar[], behind: readonly Bar[]): { scale: Scale; spread: ToBars } {
+function logAxis(bars: readonly Bar[], behind: readonly Bar[]): { scale: TickScale; spread: ToBars } {
   const threshold = Math.min(smallEdge(bars), smallEdge(behind));
   const near = Number.isFinite(threshold) ? threshold : 1;
   const spread: ToBars = (of) => {

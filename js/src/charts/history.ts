@@ -1,6 +1,7 @@
 // A history over the steps: quantile bands with the median, or a heatmap of the distribution.
 // Invariants: a step without a finite value is a gap, and red; no line is drawn across it. The axis is
 // that of every chart over the steps: from 0 to the newest step.
+import { lastAtMost } from "../kernel/bisect";
 import type { HistoryData } from "../kernel/decode";
 import { HISTORY_BINS, HISTORY_QUANTILES } from "../kernel/protocol";
 import { tick } from "../ui/format";
@@ -112,8 +113,7 @@ export function paintRange(context: CanvasRenderingContext2D, palette: Area["pal
 
 /** The quantiles of a step, or of the last one before it, in words. */
 export function quantilesText({ steps, quantiles }: HistoryData, step: number): string {
-  let i = steps.length - 1;
-  while (i > 0 && steps[i] > step) i -= 1;
+  const i = Math.max(lastAtMost(steps.length, (k) => steps[k], step), 0);
   const [low, middle, high] = [1, MEDIAN, QUANTILES - 2].map((q) => quantiles[i * QUANTILES + q]);
   const within = Math.round((HISTORY_QUANTILES[QUANTILES - 2]! - HISTORY_QUANTILES[1]!) * 100);
   return Number.isNaN(middle) ? `step ${steps[i]}: no finite value` : `step ${steps[i]}: median ${tick(middle)}, ${within} % in ${tick(low)} … ${tick(high)}`;

@@ -1,24 +1,25 @@
 // The place of a value on an axis, as a fraction of its length, and the ticks of an axis.
 // Invariant: every scale is monotonic and maps its ends to 0 and 1, even if they are equal.
+import { lastAtMost } from "../kernel/bisect";
 
 export interface Scale {
   at(value: number): number;
+}
+
+export interface TickScale extends Scale {
   readonly ticks: readonly number[];
 }
 
-export function linear(low: number, high: number, wanted = 5): Scale {
+export function linear(low: number, high: number): TickScale {
   const span = high - low;
   if (!(span > 0)) return { at: () => 0.5, ticks: [low] };
-  return { at: (value) => (value - low) / span, ticks: niceTicks(low, high, wanted) };
+  return { at: (value) => (value - low) / span, ticks: niceTicks(low, high, 5) };
 }
 
-/** For values above 0: powers of ten, or 1, 2 and 5 times them where there are few. */
+/** For values above 0. */
 export function logarithmic(low: number, high: number): Scale {
-  const [from, to] = [Math.log10(low), Math.log10(high)];
-  const digits = to - from > 3 ? [1] : [1, 5, 2];
-  const powers = Array.from({ length: Math.floor(to) - Math.floor(from) + 1 }, (_, k) => Math.floor(from) + k);
-  const ticks = digits.flatMap((digit) => powers.map((power) => Number(`${digit}e${power}`)));
-  return { at: (value) => (to > from ? (Math.log10(value) - from) / (to - from) : 0.5), ticks: ticks.filter((t) => t >= low && t <= high) };
+  const { at } = linear(Math.log10(low), Math.log10(high));
+  return { at: (value) => at(Math.log10(value)) };
 }
 
 /** About `wanted` multiples of 1, 2 or 5 times a power of ten; two at least. */
@@ -43,7 +44,7 @@ function multiples(low: number, high: number, wanted: number): number[] {
  * Logarithmic outside (-threshold, threshold) and linear within, where the values about zero take
  * the length of `middle` decades. It has one side only if all values are on one side.
  */
-export function symlog(low: number, high: number, threshold: number, middle = 0.6): Scale {
+export function symlog(low: number, high: number, threshold: number, middle: number): TickScale {
   const raw = (value: number): number => {
     const size = Math.abs(value);
     if (size <= threshold) return (value / threshold) * middle;
@@ -60,16 +61,10 @@ export function edgeScale(edges: Float64Array): Scale {
   const at = (value: number): number => {
     if (!(value > edges[0])) return 0;
     if (value >= edges[n]) return 1;
-    let [low, high] = [0, n];
-    while (high - low > 1) {
-      const middle = (low + high) >> 1;
-      if (edges[middle] <= value) low = middle;
-      else high = middle;
-    }
-    return (low + (value - edges[low]) / (edges[high] - edges[low])) / n;
+    const i = lastAtMost(edges.length, (k) => edges[k], value);
+    return (i + (value - edges[i]) / (edges[i + 1] - edges[i])) / n;
   };
-  const threshold = edges.reduce((least, e) => (e !== 0 ? Math.min(least, Math.abs(e)) : least), Infinity);
-  return { at, ticks: powerTicks(edges[0], edges[n], Number.isFinite(threshold) ? threshold : 1) };
+  return { at };
 }
 
 function powerTicks(low: number, high: number, threshold: number): number[] {
@@ -92,17 +87,16 @@ interface Label {
 const LABEL_GAP = 8;
 
 /**
- * Labels below an axis of `length` pixels, which exceed it by at most `over` at the ends and do not
- * touch: 0 and the outermost ticks have priority, then earlier ticks. Of a value and its negative both
- * have a label, or none has.
+ * Labels below an axis of `length` pixels, which stay within it and do not touch: 0 and the outermost
+ * ticks have priority, then earlier ticks. Of a value and its negative both have a label, or none has.
  */
-export function labels(scale: Scale, length: number, text: (value: number) => string, widthOf: (text: string) => number, over = 0): Label[] {
+export function labels(scale: TickScale, length: number, text: (value: number) => string, widthOf: (text: string) => number): Label[] {
   const all = scale.ticks
     .map((value) => ({ value, at: scale.at(value), text: text(value) }))
     .filter(({ at }) => at >= 0 && at <= 1)
     .map((tick) => {
       const width = widthOf(tick.text);
-      const left = Math.max(Math.min(tick.at * length - width / 2, length + over - width), -over);
+      const left = Math.max(Math.min(tick.at * length - width / 2, length - width), 0);
       return { ...tick, left, width };
     });
   const along = [...all].sort((a, b) => a.at - b.at);
@@ -126,14 +120,4 @@ export function runs(count: number, holds: (i: number) => boolean): [from: numbe
     from = end;
   }
   return found;
-}
-
-/** Ticks whose labels do not touch: earlier ones have priority; `apart` is a fraction of the axis. */
-export function spaced(scale: Scale, apart: number): { value: number; at: number }[] {
-  const kept: { value: number; at: number }[] = [];
-  for (const value of scale.ticks) {
-    const at = scale.at(value);
-    if (at >= 0 && at <= 1 && kept.every((k) => Math.abs(k.at - at) >= apart)) kept.push({ value, at });
-  }
-  return kept;
 }

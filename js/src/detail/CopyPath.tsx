@@ -2,14 +2,14 @@
 import { useCopy } from "../python/copy";
 
 export function CopyPath({ path }: { path: string }) {
-  const [copy, said] = useCopy(path);
+  const [copy, outcome] = useCopy(path);
   return (
     <>
       <button type="button" class="nni-button" title={`Copy the path ${JSON.stringify(path)}`} data-testid="nni-copy" onClick={copy}>
         Copy path
       </button>
       <span class="nni-faint nni-small" role="status">
-        {said}
+        {outcome}
       </span>
     </>
   );

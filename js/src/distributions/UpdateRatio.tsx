@@ -5,6 +5,7 @@
 import { useCallback, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { paintMarks, stepAt, stepX, type StepAxis } from "../charts/history";
+import { lastAtMost } from "../kernel/bisect";
 import type { UpdatesData } from "../kernel/decode";
 import type { Site } from "../kernel/protocol";
 import type { Store } from "../store";
@@ -28,7 +29,7 @@ export function UpdateRatio({ store, site, index, steps, hold }: Props) {
   const [at, point] = useState<number | null>(null);
   if (!updates || updates.header.site !== index || !updates.ratios.some((one) => one.some((ratio) => !Number.isNaN(ratio)))) return null;
   const shown = at ?? steps.shown ?? steps.newest;
-  const place = stepIndex(updates, shown);
+  const place = Math.max(lastAtMost(updates.steps.length, (i) => updates.steps[i]!, shown), 0);
   const figures = updates.header.parameters.map((path, i) => `${relativePath(path, site.key)} ${ratioText(updates.ratios[i]![place] ?? NaN)}${roundingText(updates.lost[i]![place])}`);
   const under = (event: PointerEvent): number => {
     const box = (event.currentTarget as Element).getBoundingClientRect();
@@ -80,13 +81,6 @@ function ratioText(ratio: number): string {
 /** How much of an update the parameter's dtype rounds to nothing. */
 function roundingText(lost: number | undefined): string {
   return lost! > 0 ? `, ${percent(lost)} of it lost in rounding` : "";
-}
-
-/** The place of a step among those with ratios, or of the last one before it. */
-function stepIndex({ steps }: UpdatesData, step: number): number {
-  let i = steps.length - 1;
-  while (i > 0 && steps[i]! > step) i -= 1;
-  return i;
 }
 
 /** The whole decades that hold all ratios and the usual range. */

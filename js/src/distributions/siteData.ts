@@ -58,7 +58,7 @@ const statisticsOf = (one: SummaryData): Statistics => (name: Statistic) => one.
 function toSiteParameter({ path, name, measured }: ParameterData, behind: FrameData | null, histories: ReadonlyMap<string, HistoryData>, index: number): SiteParameter | null {
   const unperturbed = (behind?.header.number ?? 0) <= CLEAN;
   const before = behind?.parameters.find((one) => one.path === path)?.measured;
-  const made = (j: number, title: string, tone: Distribution["tone"]): Distribution | null => {
+  const toDistribution = (j: number, title: string, tone: Distribution["tone"]): Distribution | null => {
     const [one, was, history] = [measured[j], before?.[j], histories.get(parameterKey(path, j))];
     if (!one) return null;
     const same = unperturbed && was && j === 0 && (["mean", "std", "norm"] as const).every((name) => was.figures[name] === one.figures[name]);
@@ -74,6 +74,6 @@ function toSiteParameter({ path, name, measured }: ParameterData, behind: FrameD
       history: history?.header.site === index ? history : undefined,
     };
   };
-  const value = made(0, name, "weight");
-  return value && { name, path, value, gradient: made(1, `${name} gradient`, "gradient") };
+  const value = toDistribution(0, name, "weight");
+  return value && { name, path, value, gradient: toDistribution(1, `${name} gradient`, "gradient") };
 }

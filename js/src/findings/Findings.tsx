@@ -4,13 +4,9 @@
 // arrives while data streams moves nothing; all texts are text nodes.
 import type { FindingRow } from "../kernel/protocol";
 import { label, rowKey } from "../kernel/sites";
+import { LEVEL_NAMES } from "../ui/Badge";
 import type { Store } from "../store";
 import { count } from "../ui/format";
-
-type Severity = FindingRow["severity"];
-
-const NOUNS: Readonly<Record<Severity, string>> = { error: "error", warning: "warning", info: "note" };
-const TITLES: Readonly<Record<Severity, string>> = { error: "Error", warning: "Warning", info: "Note" };
 
 interface ButtonProps {
   store: Store;
@@ -24,7 +20,7 @@ export function FindingsButton({ store, open, setOpen }: ButtonProps) {
   const worst = all > 0 ? found!.findings[0]!.severity : "none";
   const alike = worst !== "none" && found!.findings.every((one) => one.severity === worst);
   const unknown = store.frame.value === null;
-  const word = alike ? NOUNS[worst] : "finding";
+  const word = alike ? LEVEL_NAMES[worst].toLowerCase() : "finding";
   return (
     <button
       type="button"
@@ -71,7 +67,7 @@ function FindingItem({ one, store }: { one: FindingRow; store: Store }) {
   return (
     <li class={one.gone === null ? undefined : "nni-finding-gone"} data-testid="nni-finding" data-rule={one.rule} data-site={one.site}>
       <h4 class={`nni-severity-${one.severity}`}>
-        <span class="nni-hidden">{TITLES[one.severity]}: </span>
+        <span class="nni-hidden">{LEVEL_NAMES[one.severity]}: </span>
         {one.what}
       </h4>
       <p>

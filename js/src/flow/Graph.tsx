@@ -35,7 +35,7 @@ export function Graph({ store, drawing, colours, zoomAction }: Props) {
   const { flow, arranged } = drawing;
   const view = useRef<HTMLDivElement>(null);
   const moved = useRef<HTMLDivElement>(null);
-  const look = useRef<Viewport>({ x: 0, y: 0, k: 1 });
+  const viewport = useRef<Viewport>({ x: 0, y: 0, k: 1 });
   const drag = useRef<{ id: number; x: number; y: number; from: Viewport; moved: boolean } | null>(null);
   const [cursor, setCursor] = useState<number | null>(null);
   const along = useMemo(() => neighbours(flow), [flow]);
@@ -47,7 +47,7 @@ export function Graph({ store, drawing, colours, zoomAction }: Props) {
 
   const room = (): Size => ({ width: view.current!.clientWidth || 600, height: view.current!.clientHeight || 400 });
   const place = useCallback((to: Viewport): void => {
-    look.current = to;
+    viewport.current = to;
     const { x, y, k } = to;
     moved.current!.style.transform = `translate(${x}px, ${y}px) scale(${k})`;
     moved.current!.classList.toggle("nni-flow-far", k < SMALL_ZOOM);
@@ -61,14 +61,14 @@ export function Graph({ store, drawing, colours, zoomAction }: Props) {
     place(to);
   }, [drawing]);
   useEffect(() => {
-    if (selected !== null) place(reveal(look.current, arranged.nodes[selected], sizes[selected], room()));
+    if (selected !== null) place(reveal(viewport.current, arranged.nodes[selected], sizes[selected], room()));
   }, [selected]);
 
   useEffect(() => {
     zoomAction.current = (what) => {
       const { width, height } = room();
       if (what === "fit") place(fit(arranged, { width, height }));
-      else place(keepVisible(zoom(look.current, what === "in" ? ZOOM_STEP : 1 / ZOOM_STEP, { x: width / 2, y: height / 2 }), arranged, room()));
+      else place(keepVisible(zoom(viewport.current, what === "in" ? ZOOM_STEP : 1 / ZOOM_STEP, { x: width / 2, y: height / 2 }), arranged, room()));
     };
     const element = view.current!;
     const onWheel = (event: WheelEvent): void => {
@@ -76,7 +76,7 @@ export function Graph({ store, drawing, colours, zoomAction }: Props) {
       event.preventDefault();
       const box = element.getBoundingClientRect();
       const factor = Math.exp(-Math.max(-60, Math.min(60, event.deltaY)) * 0.008);
-      place(keepVisible(zoom(look.current, factor, { x: event.clientX - box.left, y: event.clientY - box.top }), arranged, room()));
+      place(keepVisible(zoom(viewport.current, factor, { x: event.clientX - box.left, y: event.clientY - box.top }), arranged, room()));
     };
     element.addEventListener("wheel", onWheel, { passive: false });
     return () => element.removeEventListener("wheel", onWheel);
@@ -110,7 +110,7 @@ export function Graph({ store, drawing, colours, zoomAction }: Props) {
     if (role === "module" && sites && index !== undefined && sites.children[index].length > 0) store.flow.show(site);
   };
   const focus = (number: number): void => {
-    place(reveal(look.current, arranged.nodes[number], sizes[number], room()));
+    place(reveal(viewport.current, arranged.nodes[number], sizes[number], room()));
     moved.current!.querySelector<HTMLElement>(`[data-number="${number}"]`)?.focus({ preventScroll: true });
   };
   const onKeyDown = (event: KeyboardEvent): void => {
@@ -138,16 +138,16 @@ export function Graph({ store, drawing, colours, zoomAction }: Props) {
   };
 
   const onPointerDown = (event: PointerEvent): void => {
-    if (event.button === 0) drag.current = { id: event.pointerId, x: event.clientX, y: event.clientY, from: look.current, moved: false };
+    if (event.button === 0) drag.current = { id: event.pointerId, x: event.clientX, y: event.clientY, from: viewport.current, moved: false };
   };
   const onPointerMove = (event: PointerEvent): void => {
-    const held = drag.current;
-    if (!held || held.id !== event.pointerId || (event.buttons & 1) === 0) return;
-    const [dx, dy] = [event.clientX - held.x, event.clientY - held.y];
-    if (!held.moved && Math.hypot(dx, dy) < DRAG_PIXELS) return;
-    if (!held.moved) view.current!.setPointerCapture(event.pointerId);
-    held.moved = true;
-    place(keepVisible({ ...held.from, x: held.from.x + dx, y: held.from.y + dy }, arranged, room()));
+    const press = drag.current;
+    if (!press || press.id !== event.pointerId || (event.buttons & 1) === 0) return;
+    const [dx, dy] = [event.clientX - press.x, event.clientY - press.y];
+    if (!press.moved && Math.hypot(dx, dy) < DRAG_PIXELS) return;
+    if (!press.moved) view.current!.setPointerCapture(event.pointerId);
+    press.moved = true;
+    place(keepVisible({ ...press.from, x: press.from.x + dx, y: press.from.y + dy }, arranged, room()));
   };
   const onClick = (event: MouseEvent): void => {
     const number = numberAt(event.target);

@@ -38,8 +38,8 @@ function NodeView({ store, node, number, place, size, feeds, selected, tab }: Pr
     width: `${size.width}px`,
     height: `${size.height}px`,
   };
-  const said = nodeDescription(node, feeds);
-  if (node.role === "join") return <div class="nni-flow-join" style={style} aria-hidden="true" title={said} data-role="join" />;
+  const description = nodeDescription(node, feeds);
+  if (node.role === "join") return <div class="nni-flow-join" style={style} aria-hidden="true" title={description} data-role="join" />;
   const module = node.role === "module";
   const on = module ? store.perturbed.value.get(node.site) : undefined;
   const classes = [
@@ -54,9 +54,9 @@ function NodeView({ store, node, number, place, size, feeds, selected, tab }: Pr
       style={style}
       role={module || node.role === "outside" ? "button" : "img"}
       tabIndex={tab ? 0 : -1}
-      aria-label={`${said}${on ? ", perturbed" : ""}`}
+      aria-label={`${description}${on ? ", perturbed" : ""}`}
       aria-pressed={module ? selected : undefined}
-      title={said}
+      title={description}
       data-testid="nni-flow-node"
       data-role={node.role}
       data-site={node.site}
@@ -67,7 +67,7 @@ function NodeView({ store, node, number, place, size, feeds, selected, tab }: Pr
         {module && <Alarm store={store} index={index} />}
         <PerturbedBadge on={on} />
         {callMarks(node).map((mark) => (
-          <Badge key={mark} sign={mark} title={said}>
+          <Badge key={mark} sign={mark} title={description}>
             {mark}
           </Badge>
         ))}

@@ -1,7 +1,7 @@
 // The figure that colours the nodes of a flow, and its scale.
 // Invariant: sizes are coloured by their logarithm (they span decades), effects and counts from 0;
 // a node without a measurement has no colour, unlike the least value. ui/base.css has the colours.
-import { statistic, type FrameData } from "../kernel/decode";
+import { notFiniteCount, statistic, type FrameData } from "../kernel/decode";
 import type { Effect } from "../kernel/protocol";
 
 export const COLOURINGS = ["none", "activation norm", "gradient norm", "activation std", "NaN and Inf", "effect"] as const;
@@ -31,7 +31,7 @@ export function nodeValue(figure: Colouring, frame: FrameData | null, index: num
     case "activation std":
       return statistic(frame, index, 0, "std");
     case "NaN and Inf":
-      return (["nan", "posinf", "neginf"] as const).reduce((sum, name) => sum + statistic(frame, index, 0, name), 0);
+      return notFiniteCount((name) => statistic(frame, index, 0, name));
   }
 }
 

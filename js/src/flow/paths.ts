@@ -67,14 +67,17 @@ export function edgeLine(points: readonly Point[]): string {
   return `${path}L${at(rest[rest.length - 1])}`;
 }
 
+/** The length of an arrow's head. */
+const HEAD_LENGTH = 6;
+
 /** The arrow's head at an edge's end. */
-export function arrowHead(points: readonly Point[], size = 6): string {
+export function arrowHead(points: readonly Point[]): string {
   const [from, tip] = points.slice(-2);
   if (!from || !tip) return "";
   const length = Math.hypot(tip.x - from.x, tip.y - from.y) || 1;
   const [ux, uy] = [(tip.x - from.x) / length, (tip.y - from.y) / length];
-  const [bx, by] = [tip.x - ux * size, tip.y - uy * size];
-  const half = size * 0.55;
+  const [bx, by] = [tip.x - ux * HEAD_LENGTH, tip.y - uy * HEAD_LENGTH];
+  const half = HEAD_LENGTH * 0.55;
   const at = (x: number, y: number): string => `${x.toFixed(1)} ${y.toFixed(1)}`;
   return `M${at(tip.x, tip.y)}L${at(bx - uy * half, by + ux * half)}L${at(bx + uy * half, by - ux * half)}z`;
 }

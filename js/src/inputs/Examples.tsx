@@ -5,6 +5,7 @@ import { useEffect, useRef } from "preact/hooks";
 import type { Example, Inputs } from "../kernel/protocol";
 import type { Store } from "../store";
 import { count as counted } from "../ui/format";
+import { NumberInput } from "../ui/NumberInput";
 import { Select } from "../ui/Select";
 import { argumentName } from "./pictures";
 import { Thumbnail } from "./Thumbnail";
@@ -96,7 +97,7 @@ function BatchLine({ store, inputs, shown, chosen }: { store: Store; inputs: Inp
       {inputs.batch > shown ? (
         <label>
           example{" "}
-          <input type="number" min={0} max={inputs.batch - 1} value={chosen} data-testid="nni-study-example" onInput={({ currentTarget }) => currentTarget.value !== "" && state.choose(Math.min(Math.max(Math.round(Number(currentTarget.value)), 0), inputs.batch - 1))} />
+          <NumberInput min={0} max={inputs.batch - 1} value={chosen} data-testid="nni-study-example" change={(typed) => state.choose(Math.min(Math.max(Math.round(typed), 0), inputs.batch - 1))} />
         </label>
       ) : (
         <span>example {chosen}</span>

@@ -109,6 +109,9 @@ export function statistic(frame: FrameData, site: number, quantity: number, name
   return frame.table[(site * QUANTITIES.length + quantity) * STATISTICS.length + INDEX.get(name)!];
 }
 
+/** How many values are NaN or infinite, by the three counts. */
+export const notFiniteCount = (count: (name: "nan" | "posinf" | "neginf") => number): number => count("nan") + count("posinf") + count("neginf");
+
 /** A figure of the parameters that a row itself holds; NaN if there is none. */
 export function rowStatistic(frame: FrameData, site: number, name: (typeof ROW_FIGURES)[number]): number {
   return frame.rows[site * ROW_FIGURES.length + ROW_FIGURES.indexOf(name)];

@@ -24,7 +24,7 @@ export function Graphdef({ store, page }: { store: Store; page: Nnx }) {
 }
 
 function NodeRow({ store, node, own }: { store: Store; node: NnxNode; own: string }) {
-  const goes = node.module !== null && node.module !== own && store.sites.value?.byKey.has(node.module);
+  const isLink = node.module !== null && node.module !== own && store.sites.value?.byKey.has(node.module);
   const name = node.depth === 0 ? label(node.name) : node.name;
   const marked = node.reference !== 0 && store.nnx.marked.value === node.reference;
   return (
@@ -35,7 +35,7 @@ function NodeRow({ store, node, own }: { store: Store; node: NnxNode; own: strin
       data-path={node.path}
     >
       <span class="nni-node-head">
-        {goes ? (
+        {isLink ? (
           <button type="button" class="nni-link nni-path-text" title={`Select ${node.module}`} onClick={() => store.select(node.module!)}>
             {name}
           </button>

@@ -14,10 +14,11 @@ export function VariableTypes({ page }: { page: Nnx }) {
         <table class="nni-nnx-table nni-kinds">
           <thead>
             <tr>
-              <th scope="col">type</th>
-              <th scope="col">Variables</th>
-              <th scope="col">numbers</th>
-              <th scope="col">bytes</th>
+              {["type", "Variables", "numbers", "bytes"].map((word) => (
+                <th key={word} scope="col">
+                  {word}
+                </th>
+              ))}
             </tr>
           </thead>
           <tbody>

@@ -38,13 +38,11 @@ export function Variables({ store, page }: { store: Store; page: Nnx }) {
         <table class="nni-nnx-table">
           <thead>
             <tr>
-              <th scope="col">Variable</th>
-              <th scope="col">type</th>
-              <th scope="col">array</th>
-              <th scope="col">bytes</th>
-              <th scope="col">on</th>
-              <th scope="col">moved</th>
-              {passed !== "" && <th scope="col">insp.{passed}</th>}
+              {["Variable", "type", "array", "bytes", "on", "moved", ...(passed !== "" ? [`insp.${passed}`] : [])].map((word) => (
+                <th key={word} scope="col">
+                  {word}
+                </th>
+              ))}
             </tr>
           </thead>
           <tbody>
@@ -61,7 +59,7 @@ export function Variables({ store, page }: { store: Store; page: Nnx }) {
 
 function VariableRow({ store, page, variable }: { store: Store; page: Nnx; variable: NnxVariable }) {
   const inner = page.site !== "" && variable.path.startsWith(`${page.site}/`) ? variable.path.slice(page.site.length + 1) : variable.path;
-  const goes = variable.module !== page.site && store.sites.value?.byKey.has(variable.module);
+  const isLink = variable.module !== page.site && store.sites.value?.byKey.has(variable.module);
   const marked = variable.reference !== 0 && store.nnx.marked.value === variable.reference;
   return (
     <tr
@@ -72,7 +70,7 @@ function VariableRow({ store, page, variable }: { store: Store; page: Nnx; varia
     >
       <th scope="row">
         <span class="nni-node-head">
-          {goes ? (
+          {isLink ? (
             <button type="button" class="nni-link nni-path-text" title={`Select ${variable.module}`} onClick={() => store.select(variable.module)}>
               {inner}
             </button>

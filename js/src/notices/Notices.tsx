@@ -3,8 +3,7 @@
 import type { Bridge } from "../kernel/bridge";
 import { label } from "../kernel/sites";
 import type { NoticeLine, Store } from "../store";
-
-const LEVEL_NAMES: Readonly<Record<string, string>> = { error: "Error", warning: "Warning", info: "Note" };
+import { LEVEL_NAMES } from "../ui/Badge";
 
 export function Notices({ store, bridge }: { store: Store; bridge: Bridge }) {
   const lines = store.notices.value;
@@ -35,7 +34,7 @@ function unansweredText(kernel: string, silent: boolean, waits: string): string 
 }
 
 function NoticeRow({ line, store }: { line: NoticeLine; store: Store }) {
-  const level = line.level in LEVEL_NAMES ? line.level : "info";
+  const level = line.level in LEVEL_NAMES ? (line.level as keyof typeof LEVEL_NAMES) : "info";
   return (
     <div class={`nni-notice nni-notice-${level}`} data-testid="nni-notice" data-level={line.level}>
       <b>{LEVEL_NAMES[level]}</b>

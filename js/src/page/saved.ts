@@ -25,12 +25,12 @@ function unpackShell(place: HTMLElement): PageShell {
   const name = String(place.dataset["nniPage"]);
   const known = shells.get(name);
   if (known) return known;
-  const made = gunzip(textOf(place, "page")).then((bytes) => {
+  const shell = gunzip(textOf(place, "page")).then((bytes) => {
     const [before, after] = new TextDecoder().decode(bytes).split("\0");
     return [before ?? "", after ?? ""] as const;
   });
-  shells.set(name, made);
-  return made;
+  shells.set(name, shell);
+  return shell;
 }
 
 function textOf(place: HTMLElement, what: "page" | "recording"): string {

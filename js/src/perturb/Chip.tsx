@@ -12,7 +12,7 @@ import { Strength } from "./Strength";
 
 export function Chip({ perturbation: p, store }: { perturbation: Perturbation; store: Store }) {
   const python = p.python || p.expression;
-  const [copy, said] = useCopy(python);
+  const [copy, outcome] = useCopy(python);
   const name = `${p.kind} on ${label(p.site)}`;
   const fixed = store.isReadOnly.value;
   return (
@@ -33,7 +33,7 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
       <button
         type="button"
         class="nni-kind"
-        title={said || `${python}\nClick to copy`}
+        title={outcome || `${python}\nClick to copy`}
         aria-label={`${p.kind}: copy ${python}`}
         data-testid="nni-expression"
         data-value={p.expression}
@@ -41,7 +41,7 @@ export function Chip({ perturbation: p, store }: { perturbation: Perturbation; s
       >
         {p.kind}
         <span class="nni-hidden" role="status">
-          {said}
+          {outcome}
         </span>
       </button>
       <StrengthField name={name} perturbation={p} store={store} />
@@ -106,8 +106,8 @@ function PerturbedSites({ perturbation: p, store }: { perturbation: Perturbation
 /** The units and the example to which it is confined, in the words of its Python; "8–15" for a run, "head 2" of an
  * attention. */
 function confinementText({ expression, site }: Perturbation): string {
-  const said = (part: string): string => (site.includes("@attention") ? part.replace(/units \[(.*)\], axis -3/, "head $1") : part);
-  const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => said(part!.replace(/=/g, " ")));
+  const partText = (part: string): string => (site.includes("@attention") ? part.replace(/units \[(.*)\], axis -3/, "head $1") : part);
+  const parts = [...expression.matchAll(/\.only\(([^()]*)\)/g)].map(([, part]) => partText(part!.replace(/=/g, " ")));
   return parts.join(", ").replace(/\d+(, \d+){2,}/g, (list) => runTexts(list.split(", ").map(Number)).join(", "));
 }
 

@@ -6,6 +6,7 @@ import { OFFERS, type Offer, type Perturb, type Site } from "../kernel/protocol"
 import { label } from "../kernel/sites";
 import type { Store } from "../store";
 import { ButtonGroup } from "../ui/ButtonGroup";
+import { NumberInput } from "../ui/NumberInput";
 import { useMenu } from "../ui/useMenu";
 
 const PLACES = ["output", "input"] as const;
@@ -111,17 +112,13 @@ function KindLine({ offer, strength, there, change, add }: KindProps) {
       </button>
       {offer.kind === "Zero" && <kbd class="nni-faint nni-small">space</kbd>}
       {strength !== null && (
-        <input
-          type="number"
+        <NumberInput
           step="any"
           value={strength}
           aria-label={`${offer.strength_name} of the ${offer.kind} to add`}
           title={offer.strength_name}
           data-testid={`nni-add-strength-${offer.kind}`}
-          onInput={(event) => {
-            const typed = event.currentTarget.valueAsNumber;
-            if (Number.isFinite(typed)) change(typed);
-          }}
+          change={change}
           onKeyDown={(event) => {
             if (event.key === "Enter" && why === "") add(strength);
           }}

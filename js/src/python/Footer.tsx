@@ -1,7 +1,7 @@
 // The bottom line: the Python equivalent of the last click (of a click on an example, what the open
 // panel shows of it), or the figures of the row under the pointer.
 // Invariant: it keeps its place and its height, whatever it shows; a long line scrolls sideways.
-import { statistic } from "../kernel/decode";
+import { notFiniteCount, statistic } from "../kernel/decode";
 import type { Statistic } from "../kernel/protocol";
 import { groupDescription, isGroup, isState, label } from "../kernel/sites";
 import type { Store } from "../store";
@@ -42,7 +42,7 @@ function PointedRow({ store }: { store: Store }) {
       {site.aliases.length > 0 && <span>the same module: {site.aliases.join(", ")}</span>}
       {measured.map(({ quantity, index: q, word }) => {
         const of = (name: Statistic): number => statistic(frame!, index, q, name);
-        const bad = of("nan") + of("posinf") + of("neginf");
+        const bad = notFiniteCount(of);
         return (
           <span key={quantity}>
             <b class={`nni-q-${quantity}`}>{isState(site) ? "state" : word}</b>

@@ -14,7 +14,7 @@ interface Props {
 }
 
 export function PythonLine({ text, testid, line }: Props) {
-  const [copy, said] = useCopy(text);
+  const [copy, outcome] = useCopy(text);
   useEffect(() => {
     if (!line) return;
     line.value = text;
@@ -26,7 +26,7 @@ export function PythonLine({ text, testid, line }: Props) {
         {text}
       </code>
       <button type="button" class="nni-button nni-quiet-button" aria-label={`Copy ${text}`} data-testid="nni-copy-python" onClick={copy}>
-        {said || "Copy"}
+        {outcome || "Copy"}
       </button>
     </span>
   );

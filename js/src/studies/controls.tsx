@@ -10,27 +10,31 @@ interface FormProps {
   store: Store;
   name: string;
   running: boolean;
+  /** What stands on the button that starts it. */
+  word?: string;
+  disabled?: boolean | undefined;
   start: () => void;
+  stop?: () => void;
   children: ComponentChildren;
 }
 
 /** The choices of a study and its button; a page without a kernel has neither. */
-export function StudyForm({ store, name, running, start, children }: FormProps) {
+export function StudyForm({ store, name, running, word = "Compute", disabled = false, start, stop = () => store.studies.stop(), children }: FormProps) {
   if (store.replayNote.value !== "") return null;
   const submit = (event: Event): void => {
     event.preventDefault();
-    if (!running) start();
+    if (!running && !disabled) start();
   };
   return (
     <form class="nni-options" noValidate aria-label={name} onSubmit={submit}>
       {children}
       {running ? (
-        <button type="button" class="nni-button" data-testid="nni-study-stop" onClick={() => store.studies.stop()}>
+        <button type="button" class="nni-button" data-testid="nni-study-stop" onClick={stop}>
           Stop
         </button>
       ) : (
-        <button type="submit" class="nni-button" data-testid="nni-study-start">
-          Compute
+        <button type="submit" class="nni-button" disabled={disabled} data-testid="nni-study-start">
+          {word}
         </button>
       )}
     </form>

@@ -7,8 +7,9 @@ import { useState } from "preact/hooks";
 import { OFFERS, type Site, type Sweep, type SweepRow } from "../kernel/protocol";
 import { rowKey } from "../kernel/sites";
 import type { Store } from "../store";
-import { Refusal, isQueued } from "../studies/controls";
+import { isQueued, Refusal, StudyForm } from "../studies/controls";
 import { NOT_MEASURED, count, exact, real } from "../ui/format";
+import { NumberInput } from "../ui/NumberInput";
 import { Select } from "../ui/Select";
 import { SiteLink } from "../ui/SiteLink";
 import { SweepSummary } from "./SweepSummary";
@@ -28,58 +29,43 @@ interface Props {
 /** What a sweep does, and the button that starts it. */
 export function SweepOptions({ store, site }: Props) {
   const wish = store.sweepOptions.value;
-  if (store.replayNote.value !== "") return null;
   const change = (more: Partial<typeof wish>): void => void (store.sweepOptions.value = { ...wish, ...more });
   const { kind } = wish;
   const offer = KINDS.find((one) => one.kind === kind);
   const strength = !offer || offer.strength === null ? null : (wish.strengths[kind] ?? (kind === "Scale" ? 0.5 : offer.strength));
   const wrong = offer && strength !== null && offer.least !== null && strength < offer.least;
   const inside = wish.below && site.key !== "";
-  const running = store.sweep.value?.running ?? false;
   return (
-    <form
-      class="nni-options"
-      noValidate
-      aria-label="Start a sweep"
-      onSubmit={(event) => {
-        event.preventDefault();
-        if (!running && !wrong) store.startSweep(inside ? `${site.key}/**` : "**", kind, strength);
-      }}
+    <StudyForm
+      store={store}
+      name="Start a sweep"
+      running={store.sweep.value?.running ?? false}
+      word={store.sweep.value ? "Run again" : "Start"}
+      disabled={wrong}
+      start={() => store.startSweep(inside ? `${site.key}/**` : "**", kind, strength)}
+      stop={() => store.stopSweep()}
     >
       <Select label="Perturb each by" value={kind} options={["", ...KINDS.map((one) => one.kind)]} word={(one) => one || "Zero, or Mean"} choose={(chosen) => change({ kind: chosen })} />
       {strength !== null && (
-        <input
-          type="number"
+        <NumberInput
           step="any"
           class="nni-sweep-number"
           aria-label={offer!.strength_name}
           title={offer!.strength_name}
           value={strength}
-          onInput={(event) => {
-            const value = Number(event.currentTarget.value);
-            if (event.currentTarget.value !== "" && Number.isFinite(value)) change({ strengths: { ...wish.strengths, [kind]: value } });
-          }}
+          change={(value) => change({ strengths: { ...wish.strengths, [kind]: value } })}
         />
       )}
       <Select label="Which sites" value={inside ? SITE_CHOICES[1] : SITE_CHOICES[0]} options={site.key === "" ? SITE_CHOICES.slice(0, 1) : SITE_CHOICES} choose={(chosen) => change({ below: chosen === SITE_CHOICES[1] })} />
-      {running ? (
-        <button type="button" class="nni-button" data-testid="nni-sweep-stop" onClick={() => store.stopSweep()}>
-          Stop
-        </button>
-      ) : (
-        <button type="submit" class="nni-button" disabled={wrong} data-testid="nni-sweep-start">
-          {store.sweep.value ? "Run again" : "Start"}
-        </button>
-      )}
-    </form>
+    </StudyForm>
   );
 }
 
 export function SweepPanel({ store }: Props) {
   const sweep = store.sweep.value;
   const [chosen, choose] = useState<Measure>("loss_change");
-  const there = (Object.keys(MEASURES) as Measure[]).filter((name) => sweep?.measures.includes(name));
-  const measure = there.includes(chosen) ? chosen : there[0];
+  const available = (Object.keys(MEASURES) as Measure[]).filter((name) => sweep?.measures.includes(name));
+  const measure = available.includes(chosen) ? chosen : available[0];
   return (
     <section class="nni-sweep" aria-label="Sweep">
       <Refusal store={store} what="sweep" />
@@ -89,7 +75,7 @@ export function SweepPanel({ store }: Props) {
         </p>
       )}
       {sweep && measure && sweep.rows.length > 0 && <SweepSummary sweep={sweep} measure={measure} />}
-      {sweep && sweep.rows.length > 0 && measure && <Bars sweep={sweep} store={store} measure={measure} measures={there} choose={choose} />}
+      {sweep && sweep.rows.length > 0 && measure && <Bars sweep={sweep} store={store} measure={measure} measures={available} choose={choose} />}
       {sweep && <SweepStatus sweep={sweep} store={store} />}
     </section>
   );

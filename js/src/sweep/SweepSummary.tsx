@@ -12,14 +12,14 @@ export function SweepSummary({ sweep, measure }: { sweep: Sweep; measure: Measur
   if (!first) return null;
   const value = first[measure];
   const zeros = isZeroSweep(sweep);
-  const so = zeros ? "without it" : `with ${sweep.perturbation} there`;
+  const condition = zeros ? "without it" : `with ${sweep.perturbation} there`;
   const name = <b>{label(first.site)}</b>;
   if (value === 0) return <p class="nni-sweep-summary">No site changes {measure === "loss_change" ? "the loss" : measure === "output_change" ? "the output" : "the predictions"}.</p>;
   if (measure === "loss_change") {
     const fall = others.filter((row) => (row.loss_change ?? 0) < 0);
     return (
       <p class="nni-sweep-summary">
-        {name} matters most: {so} the loss {value === null ? "is not finite" : lossText(value, sweep.loss)}.{" "}
+        {name} matters most: {condition} the loss {value === null ? "is not finite" : lossText(value, sweep.loss)}.{" "}
         {fall.length > 0 && (value === null || value > 0) && (
           <>
             {zeros ? "Without" : "At"} <SiteNames rows={fall} /> it <b>falls</b>.

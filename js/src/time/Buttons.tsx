@@ -28,7 +28,7 @@ function HoldButton({ store, word }: StoreProps & { word: boolean }) {
       aria-pressed={!following}
       data-testid="nni-pause"
       title={following ? "Hold this pass on screen; the run goes on" : "Show the newest pass again"}
-      onClick={() => store.setPaused(following)}
+      onClick={() => (following ? store.timeline.hold() : store.timeline.follow())}
     >
       {following ? "❚❚" : "▶"}
       {word && ` ${name}`}

@@ -3,6 +3,7 @@
 // dot; a step whose value is not finite has a mark over the whole height.
 import type { Area } from "../charts/Canvas";
 import { linear, logarithmic, runs } from "../charts/scale";
+import { lastAtMost } from "../kernel/bisect";
 
 /** The room at either end of the axis of steps, in which the thumb of the track is whole. */
 export const INSET = 6;
@@ -25,13 +26,8 @@ export const stepOfX = (place: number, last: number, width: number): number =>
 
 /** The value at a step, or at the recorded step before it; NaN if it is not finite, undefined if there is none. */
 export function valueAt(points: Float64Array, step: number): number | undefined {
-  let [low, high] = [-1, points.length / 2];
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (points[middle * 2] <= step) low = middle;
-    else high = middle;
-  }
-  return low < 0 ? undefined : points[low * 2 + 1];
+  const i = lastAtMost(points.length / 2, (k) => points[k * 2], step);
+  return i < 0 ? undefined : points[i * 2 + 1];
 }
 
 /** The least and the largest finite value, above 0 only if `positive`; [∞, −∞] if there is none. */

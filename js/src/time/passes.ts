@@ -1,6 +1,7 @@
 // The passes that the recording still has, decoded, and a search for one of them.
 // Invariant: they are in ascending order of number; an index is a place on the time strip.
 import { runs } from "../charts/scale";
+import { lastAtMost } from "../kernel/bisect";
 import { Reader } from "../kernel/decode";
 import type { Passes } from "../kernel/protocol";
 
@@ -30,15 +31,7 @@ export function decodePasses(header: Passes, buffer: DataView | undefined): Pass
     perturbed: (index) => at(index, 2) !== 0,
     kind: (index) => header.kinds[at(index, 3)] ?? "",
     changed: (index) => index > 0 && at(index, 4) !== at(index - 1, 4),
-    indexOf(number) {
-      let [low, high] = [-1, header.passes];
-      while (high - low > 1) {
-        const middle = (low + high) >> 1;
-        if (at(middle, 0) <= number) low = middle;
-        else high = middle;
-      }
-      return low;
-    },
+    indexOf: (number) => lastAtMost(header.passes, (i) => at(i, 0), number),
   };
 }
 

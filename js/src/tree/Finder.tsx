@@ -2,6 +2,7 @@
 import type { Store } from "../store";
 import type { Layout } from "../frame/layout";
 import { Menu } from "../ui/Menu";
+import { NumberInput } from "../ui/NumberInput";
 import { count } from "../ui/format";
 import { COLUMNS } from "./columns";
 import type { Filter } from "./view";
@@ -65,17 +66,13 @@ export function TreeMenu({ store, layout }: { store: Store; layout: Layout }) {
             <input type="checkbox" checked={filters.has(filter)} data-testid={`nni-filter-${filter}`} onChange={(event) => tree.filter(filter, event.currentTarget.checked)} />
             {words}
             {(filter === "below" || filter === "above") && (
-              <input
-                type="number"
+              <NumberInput
                 step="any"
                 min={0}
                 aria-label={`${words} this`}
                 value={tree[filter].value}
                 data-testid={`nni-filter-${filter}-number`}
-                onInput={(event) => {
-                  const bound = event.currentTarget.valueAsNumber;
-                  if (!Number.isNaN(bound)) tree[filter].value = bound;
-                }}
+                change={(bound) => (tree[filter].value = bound)}
               />
             )}
           </label>

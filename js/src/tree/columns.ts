@@ -1,6 +1,6 @@
 // The columns that the tree can show: the content of each, and how it is sorted and compared.
 // Invariant: a figure that was not measured is NaN here, whatever the reason.
-import { rowStatistic, statistic, type FrameData } from "../kernel/decode";
+import { notFiniteCount, rowStatistic, statistic, type FrameData } from "../kernel/decode";
 import { QUANTITIES, ROW_FIGURES, type Site, type Statistic } from "../kernel/protocol";
 import type { Comparison } from "../time/comparison";
 import type { Layout } from "../frame/layout";
@@ -39,10 +39,8 @@ const siteStatistic =
   (_: Site, frame: FrameData | null, index: number): number =>
     frame ? statistic(frame, index, quantity, name) : NaN;
 
-function notFiniteCount(_: Site, frame: FrameData | null, index: number): number {
-  const counted = [OUTPUT, GRADIENT].map(
-    (q) => siteStatistic(q, "nan")(_, frame, index) + siteStatistic(q, "posinf")(_, frame, index) + siteStatistic(q, "neginf")(_, frame, index),
-  );
+function notFiniteValues(_: Site, frame: FrameData | null, index: number): number {
+  const counted = [OUTPUT, GRADIENT].map((q) => notFiniteCount((name) => siteStatistic(q, name)(_, frame, index)));
   const known = counted.filter((n) => !Number.isNaN(n));
   return known.length === 0 ? NaN : known.reduce((a, b) => a + b);
 }
@@ -87,7 +85,7 @@ export const COLUMNS: readonly Column[] = [
   { id: "weight-gradient", title: "‖∇w‖", name: "Norm of the parameters' gradient", ...NUMBER_COLUMN, value: parameterStatistic("parameter_gradient_norm"), comparison: "ratio" },
   { id: "moved", title: "moved", name: "Change of the output by the perturbations, in percent of its norm", width: "60px", least: 60, value: (site, _, __, moved) => moved.get(site.key) ?? NaN, show: percent, meter: true },
   { id: "gradient-std", title: "grad. std", name: "Gradient std", ...NUMBER_COLUMN, value: siteStatistic(GRADIENT, "std"), comparison: "ratio" },
-  { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...NUMBER_COLUMN, value: notFiniteCount, show: count, comparison: "difference", alarming: true },
+  { id: "nonfinite", title: "NaN/Inf", name: "NaN and Inf, activation and gradient", ...NUMBER_COLUMN, value: notFiniteValues, show: count, comparison: "difference", alarming: true },
 ]; // prettier-ignore
 
 /** The columns that a layout has, unless others were chosen. That of the update is there once one was seen; while

@@ -33,6 +33,9 @@ export function PerturbedBadge({ on }: { on: boolean | undefined }) {
   );
 }
 
+/** How bad something is, in words. */
+export const LEVEL_NAMES = { error: "Error", warning: "Warning", info: "Note" } as const;
+
 /** Where what is on screen comes from. */
 export const ORIGINS = {
   live: "Shows each new pass as it arrives",

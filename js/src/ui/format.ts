@@ -53,11 +53,11 @@ export function shortType(text: string): string {
 /** A whole number, shortened: 1.23 M. */
 export function compact(value: number | null | undefined): string {
   if (value === null || value === undefined || Number.isNaN(value)) return NOT_MEASURED;
-  return scaled(value, 1000, ["", "k", "M", "G", "T", "P", "E"]);
+  return scaled(value, ["", "k", "M", "G", "T", "P", "E"]);
 }
 
 export function bytes(value: number): string {
-  return scaled(value, 1000, ["B", "kB", "MB", "GB", "TB"]);
+  return scaled(value, ["B", "kB", "MB", "GB", "TB"]);
 }
 
 export function seconds(value: number | null): string {
@@ -87,11 +87,11 @@ export function exact(value: number | null | undefined): string {
   return value === null || value === undefined ? "" : String(value);
 }
 
-function scaled(value: number, step: number, units: string[]): string {
+function scaled(value: number, units: string[]): string {
   let unit = 0;
   let rest = value;
-  while (Math.abs(rest) >= step && unit < units.length - 1) {
-    rest /= step;
+  while (Math.abs(rest) >= 1000 && unit < units.length - 1) {
+    rest /= 1000;
     unit += 1;
   }
   const digits = Number.isInteger(rest) && Math.abs(rest) < 1000 ? String(rest) : trim(rest.toPrecision(3));

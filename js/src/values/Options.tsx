@@ -6,6 +6,7 @@ import { MaskBar } from "../masks/MaskBar";
 import type { Store } from "../store";
 import { ButtonGroup } from "../ui/ButtonGroup";
 import { Menu } from "../ui/Menu";
+import { NumberInput } from "../ui/NumberInput";
 import { Select } from "../ui/Select";
 import { fixedIndex, lengthOf, possibleViews, sliderAxes, MOST_TILES, type ViewAxes, type View } from "./layout";
 import { showsMask, pictureMask } from "./pictureMask";
@@ -215,17 +216,7 @@ function Slider({ name, length, value, word, change }: SliderProps) {
         aria-label={name}
         onInput={(event) => change(Number(event.currentTarget.value))}
       />
-      <input
-        type="number"
-        min={0}
-        max={most}
-        step={1}
-        value={value}
-        disabled={most === 0}
-        aria-label={`${name}, as a number`}
-        data-testid={`nni-values-index-${name}`}
-        onInput={(event) => event.currentTarget.value !== "" && change(Number(event.currentTarget.value))}
-      />
+      <NumberInput min={0} max={most} step={1} value={value} disabled={most === 0} aria-label={`${name}, as a number`} data-testid={`nni-values-index-${name}`} change={change} />
       <span class="nni-faint">
         of {length} {typeof word === "string" && <bdi class="nni-word nni-quoted-word">{visibleText(word)}</bdi>}
       </span>

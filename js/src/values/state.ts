@@ -160,8 +160,8 @@ export class ValuesState implements PictureState {
     if (!array || !shown || !inputs?.pictures || this.part.value === "parameter") return -1;
     if (shown.view === "images") {
       const [rows, columns] = [lengthOf(array, shown.rows), lengthOf(array, shown.columns)];
-      const alike = Math.abs(Math.log((rows * inputs.pictures.columns) / (columns * inputs.pictures.rows)));
-      if (!(alike < 0.25 && Math.min(rows, columns) >= 2 && shown.rows < shown.columns)) return -1;
+      const distortion = Math.abs(Math.log((rows * inputs.pictures.columns) / (columns * inputs.pictures.rows)));
+      if (!(distortion < 0.25 && Math.min(rows, columns) >= 2 && shown.rows < shown.columns)) return -1;
     } else if (shown.view !== "patches") return -1;
     const at = fixedIndex(array, shown, this.index.value).map((n, axis) => (axis === shown.tiles ? tile : n));
     return exampleAt(array.axes, array.shape, at, inputs);

@@ -70,7 +70,7 @@ function blockSize(block: readonly number[]): string {
 export function extentText(array: HeldArray, shown: ViewAxes, cells: Cells): string {
   const { starts, ends, block } = cells.header;
   const axes = [shown.tiles, shown.rows, shown.columns];
-  const seen = axes.map((axis, i) => {
+  const windows = axes.map((axis, i) => {
     const length = lengthOf(array, axis);
     const [from, to] = [starts[i]!, Math.min(ends[i]!, length)];
     return axis < 0 || (from === 0 && to === length) ? "" : `${array.axes[axis]} ${count(from)}–${count(to - 1)} of ${count(length)}`;
@@ -81,7 +81,7 @@ export function extentText(array: HeldArray, shown: ViewAxes, cells: Cells): str
   const parts = [`${compact(here * norm)} of ${compact(all)} values (${bytes(array.bytes)} in all)`];
   if (norm > 1 || shown.over >= 0) parts.push(`each cell the norm over ${array.axes[shown.over]}`);
   if (block.some((n) => n > 1)) parts.push(`each cell the mean of ${blockSize(block)} of them`);
-  return [...parts, ...seen.filter(Boolean)].join("; ");
+  return [...parts, ...windows.filter(Boolean)].join("; ");
 }
 
 export function arrayName(array: HeldArray, all: Arrays): string {
@@ -96,8 +96,8 @@ export function shapeText(array: HeldArray): string {
 
 /** The Python that asks a run that happens elsewhere for such values. */
 export function runExpression(arrays: Arrays, array: HeldArray): string {
-  const asked = `run.values(${JSON.stringify(arrays.site)})`;
-  return arrays.arrays.length === 1 ? `${asked}.value` : `${asked}.calls[${array.call}][${JSON.stringify(array.name)}]`;
+  const call = `run.values(${JSON.stringify(arrays.site)})`;
+  return arrays.arrays.length === 1 ? `${call}.value` : `${call}.calls[${array.call}][${JSON.stringify(array.name)}]`;
 }
 
 /** The Python that returns the same values; of an example other than the first, its own. */
@@ -110,7 +110,7 @@ export function valuesExpression(arrays: Arrays, array: HeldArray, shown: ViewAx
   if (arrays.clean) parts.push("clean=True");
   const leaf = arrays.part === "parameter" ? `[${JSON.stringify(array.name)}]` : arrays.part === "input" || attends ? "" : array.name;
   const batch = array.axes.indexOf("batch");
-  const apart = batch >= 0 && (leaf === array.name || attends) && ![shown.tiles, shown.rows, shown.columns, shown.over].includes(batch);
-  const example = apart && index[batch] ? `[${":, ".repeat(batch)}${index[batch]}]` : "";
+  const isSlider = batch >= 0 && (leaf === array.name || attends) && ![shown.tiles, shown.rows, shown.columns, shown.over].includes(batch);
+  const example = isSlider && index[batch] ? `[${":, ".repeat(batch)}${index[batch]}]` : "";
   return `insp.values(${parts.join(", ")})${leaf}${example}`;
 }

@@ -8,6 +8,7 @@ import type { Site } from "../kernel/protocol";
 import { PythonLine, quoted } from "../python/PythonLine";
 import type { Store } from "../store";
 import { real } from "../ui/format";
+import { NumberInput } from "../ui/NumberInput";
 import { Select } from "../ui/Select";
 import { colourRange } from "../values/cells";
 import { ColourBar } from "../values/Legend";
@@ -41,14 +42,13 @@ export function WordsOptions({ store }: { store: Store }) {
       <Select label="Colour of the words" value={figure} options={options.includes(figure) ? options : [figure]} word={(one) => FIGURE_NAMES[one]} choose={(one) => (state.figure.value = one)} />
       {figure === "unit" && data && (
         <label title={`unit, of ${data.header.units}`}>
-          <input
-            type="number"
+          <NumberInput
             class="nni-study-number"
             aria-label={`unit, of ${data.header.units}`}
             min={0}
             max={data.header.units - 1}
             value={unit}
-            onInput={(event) => event.currentTarget.value !== "" && state.setUnit(Number(event.currentTarget.value))}
+            change={(unit) => state.setUnit(unit)}
           />
         </label>
       )}

@@ -108,8 +108,8 @@ describe("rebinning", () => {
 describe("scales", () => {
   it.each([
     ["linear", linear(-2, 5), -2, 5],
-    ["symlog", symlog(-2, 5, 0.01), -2, 5],
-    ["symlog, one side", symlog(0.01, 5, 0.01), 0.01, 5],
+    ["symlog", symlog(-2, 5, 0.01, 0.6), -2, 5],
+    ["symlog, one side", symlog(0.01, 5, 0.01, 0.6), 0.01, 5],
     ["along edges", edgeScale(new Float64Array([-2, -1, 0, 1, 5])), -2, 5],
   ])("%s rises from 0 to 1", (_, scale, low, high) => {
     expect(scale.at(low)).toBeCloseTo(0);
@@ -211,9 +211,7 @@ describe("the axis that is chosen", () => {
     expect(middleShare([])).toBe(1);
   });
 
-  it("has powers of ten, or more where there are few", () => {
-    expect(logarithmic(0.001, 100).ticks).toEqual([0.001, 0.01, 0.1, 1, 10, 100]);
-    expect(new Set(logarithmic(0.3, 6).ticks)).toEqual(new Set([0.5, 1, 2, 5]));
+  it("has powers of ten at even distances", () => {
     const scale = logarithmic(0.1, 10);
     expect([0.1, 1, 10].map((value) => scale.at(value))).toEqual([0, 0.5, 1]);
     expect(logarithmic(2, 2).at(2)).toBe(0.5);

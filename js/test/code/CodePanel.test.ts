@@ -1,12 +1,12 @@
 // The panel "Code": what the kernel tells of a module's source is text.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type Code } from "../../src/kernel/protocol";
-import { HOSTILE } from "../helpers/injection";
+import { HOSTILE } from "../helpers/hostile";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted, openTab } from "../helpers/mounted";
+import { startView, type TestView, openTab } from "../helpers/view";
 
-let { stream, el, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
+let { stream, el, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ stream, el, find, all, end } = await startView()));
 afterEach(() => end());
 
 it("shows source and documentation as text", async () => {

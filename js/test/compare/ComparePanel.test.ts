@@ -3,10 +3,10 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { OTHER, VERSION, type Compared, type ComparedRow } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { frame, passes } from "../helpers/messages";
-import { started, type Mounted, openTab } from "../helpers/mounted";
+import { enterValue, startView, type TestView, openTab } from "../helpers/view";
 
 const EVIL = `<img src=x onerror="window.hacked=true">.nni`;
-let view: Mounted;
+let view: TestView;
 const asked = (): unknown[] => view.control.of("compare").map(({ id, number, pinned }) => ({ id, number, pinned }));
 const rows = (): (string | undefined)[] => view.all("nni-compare-row").map((row) => row.dataset["site"]);
 const click = async (id: string): Promise<void> => {
@@ -40,7 +40,7 @@ async function bring(name: string, number: number): Promise<void> {
 }
 
 beforeEach(async () => {
-  view = await started();
+  view = await startView();
   view.stream.emit(...passes([[0, 0, 0, 0], [1, 1, 0, 0], [2, 5, 1, 1]])); // prettier-ignore
   await settle();
 });
@@ -83,9 +83,7 @@ it("pins another run when it comes, shows the panel, and ranks", async () => {
   ]); // prettier-ignore
   await click("nni-compare-by-quantile_distance");
   expect(rows()).toEqual(["head", "blocks/1", "blocks/0", "", "blocks/9"]);
-  const quantity = view.find("nni-compare-quantity") as HTMLSelectElement;
-  quantity.value = "gradient";
-  quantity.dispatchEvent(new Event("change", { bubbles: true }));
+  enterValue(view.find("nni-compare-quantity"), "gradient");
   await settle();
   expect(rows()).toEqual(["head"]);
   view.find("nni-compare-row")!.querySelector("button")!.click();

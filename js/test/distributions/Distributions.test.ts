@@ -4,10 +4,10 @@ import { decadeRange } from "../../src/distributions/UpdateRatio";
 import { CLEAN, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { cell, frame, layout, perturbation, SITES, state } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { enterValue, startView, type TestView } from "../helpers/view";
 
-let view: Mounted;
-beforeEach(async () => void (view = await started()));
+let view: TestView;
+beforeEach(async () => void (view = await startView()));
 afterEach(() => view.end());
 
 const COUNTS = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
@@ -101,8 +101,7 @@ describe("parameters", () => {
     expect(view.all("nni-parameter").map((row) => row.dataset["site"])).toEqual(["blocks/0/bias", "blocks/0/kernel"]);
     const choice = view.find("nni-parameter-choice") as HTMLSelectElement;
     expect(choice.value).toBe("bias");
-    choice.value = "kernel";
-    choice.dispatchEvent(new Event("change", { bubbles: true }));
+    enterValue(choice, "kernel");
     await settle();
     expect(view.find("nni-hist-weight-gradient")!.textContent).toContain("kernel gradient");
   });

@@ -1,13 +1,13 @@
 // What is wrong: a button that says how much, the list below it, and its links.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type FindingRow, type Findings } from "../../src/kernel/protocol";
-import { HOSTILE as EVIL } from "../helpers/injection";
+import { HOSTILE as EVIL } from "../helpers/hostile";
 import { settle } from "../helpers/kernel";
 import { passes } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { startView, type TestView } from "../helpers/view";
 
-let { control, stream, el, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, el, find, all, end } = await started()));
+let { control, stream, el, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, el, find, all, end } = await startView()));
 afterEach(() => end());
 const button = (): HTMLButtonElement => find("nni-findings") as HTMLButtonElement;
 
@@ -15,21 +15,21 @@ function finding(more: Partial<FindingRow> = {}): FindingRow {
   return { rule: "nonfinite", site: "blocks/0", step: 3, severity: "error", what: "It first held NaN", advice: "look there", effects: [], gone: null, ...more };
 }
 
-async function tell(findings: readonly FindingRow[], more = 0): Promise<void> {
+async function sendFindings(findings: readonly FindingRow[], more = 0): Promise<void> {
   stream.emit({ type: "findings", version: VERSION, findings, more } satisfies Findings);
   await settle();
 }
 
 it("says that there are none, and then nothing opens", async () => {
   expect([button().textContent, button().disabled]).toEqual(["no findings", true]);
-  await tell([]);
+  await sendFindings([]);
   button().click();
   await settle();
   expect(all("nni-finding")).toEqual([]);
 });
 
 it("lists them worst first, each with a link to its site", async () => {
-  await tell([finding(), finding({ rule: "unused", site: "head", severity: "info", what: "It is never called" })], 2);
+  await sendFindings([finding(), finding({ rule: "unused", site: "head", severity: "info", what: "It is never called" })], 2);
   expect([button().textContent, button().dataset["value"], button().getAttribute("aria-expanded")]).toEqual(["4 findings", "4", "false"]);
   button().click();
   await settle();
@@ -49,7 +49,7 @@ it("lists them worst first, each with a link to its site", async () => {
 
 it("has links that open the step of a finding", async () => {
   stream.emit(...passes([[0, 0, 0, 0], [1, 3, 0, 0], [2, 6, 0, 0]])); // prettier-ignore
-  await tell([finding({ step: 3, site: "head" })]);
+  await sendFindings([finding({ step: 3, site: "head" })]);
   button().click();
   await settle();
   const link = find("nni-finding")!.querySelector("button")!;
@@ -60,7 +60,7 @@ it("has links that open the step of a finding", async () => {
 });
 
 it("closes by Escape, with the focus back on the button, and when nothing is wrong any more", async () => {
-  await tell([finding()]);
+  await sendFindings([finding()]);
   button().click();
   await settle();
   const link = find("nni-finding")!.querySelector("button")!;
@@ -70,12 +70,12 @@ it("closes by Escape, with the focus back on the button, and when nothing is wro
   expect(find("nni-finding")).toBeNull();
   expect(document.activeElement).toBe(button());
   button().click();
-  await tell([]);
+  await sendFindings([]);
   expect([find("nni-finding"), button().disabled]).toEqual([null, true]);
 });
 
 it("stays while one clicks elsewhere, for it covers nothing, and closes by its button", async () => {
-  await tell([finding()]);
+  await sendFindings([finding()]);
   button().click();
   await settle();
   expect(button().textContent).toBe("1 error");
@@ -88,7 +88,7 @@ it("stays while one clicks elsewhere, for it covers nothing, and closes by its b
 });
 
 it("folds what follows from a finding, and says since when it is over", async () => {
-  await tell([finding({ effects: ["head is NaN too", "the loss is NaN"], gone: 40 }), finding({ site: "head", effects: [] })]);
+  await sendFindings([finding({ effects: ["head is NaN too", "the loss is NaN"], gone: 40 }), finding({ site: "head", effects: [] })]);
   button().click();
   await settle();
   const [over, other] = all("nni-finding");
@@ -100,13 +100,13 @@ it("folds what follows from a finding, and says since when it is over", async ()
 });
 
 it("marks the row at which values stop being finite", async () => {
-  await tell([finding({ site: "head" })]);
+  await sendFindings([finding({ site: "head" })]);
   const badges = all("nni-nan").map((badge) => [badge.closest<HTMLElement>("[data-site]")!.dataset["site"], badge.textContent]);
   expect(badges.filter(([, text]) => text === "NaN first")).toEqual([["head", "NaN first"]]);
 });
 
 it("shows texts as text, and a site that is not in the tree without a link", async () => {
-  await tell([finding({ what: EVIL, site: EVIL, rule: EVIL })]);
+  await sendFindings([finding({ what: EVIL, site: EVIL, rule: EVIL })]);
   button().click();
   await settle();
   expect(find("nni-finding")!.textContent).toContain(EVIL);

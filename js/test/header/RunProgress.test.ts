@@ -2,10 +2,10 @@
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { settle } from "../helpers/kernel";
 import { progress, state } from "../helpers/messages";
-import { opened, started, type Mounted } from "../helpers/mounted";
+import { openMenu, startView, type TestView } from "../helpers/view";
 
-let { control, stream, el, find, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, el, find, end } = await started()));
+let { control, stream, el, find, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, el, find, end } = await startView()));
 afterEach(() => end());
 const text = (): string => el.querySelector(".nni-run-progress")!.textContent!;
 
@@ -57,7 +57,7 @@ it("has the speed and the cost in its menu", async () => {
   stream.emit(state({ cost: { ...state().cost!, compilations: 3, plain_seconds: 0.1, inspected_seconds: 0.15, frames_dropped: 2 } }));
   await settle();
   expect(find("nni-cost")).toBeNull();
-  await opened(find, "nni-menu");
+  await openMenu(find, "nni-menu");
   expect(el.querySelector("header .nni-menu-list")?.textContent).toContain("2 steps/s");
   expect(find("nni-compilations")?.dataset["value"]).toBe("3");
   expect(find("nni-cost")?.textContent).toContain("measured step1.50×");
@@ -66,7 +66,7 @@ it("has the speed and the cost in its menu", async () => {
 it("says in its menu what writing to a tracker costs, if there is one", async () => {
   stream.emit(state({ cost: { ...state().cost!, tracker_seconds: null } }));
   await settle();
-  await opened(find, "nni-menu");
+  await openMenu(find, "nni-menu");
   expect(find("nni-cost")?.textContent).not.toContain("tracker");
   stream.emit(state({ cost: { ...state().cost!, tracker_seconds: 0.25 } }));
   await settle();

@@ -3,14 +3,14 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import type { Recorded, State } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { progress, scale, state } from "../helpers/messages";
-import { opened, started, type Mounted } from "../helpers/mounted";
+import { enterValue, openMenu, startView, type TestView } from "../helpers/view";
 
 const recorded: Recorded = { run: "running", text: "run.nni: The run goes on.", missing: ["values", "units", "flow"], steers: false, every: 0 };
 const idle = { ...progress, kind: "recorded", running: false, total: null, rate: null };
 
-let { control, stream, el, find, end } = {} as Mounted;
+let { control, stream, el, find, end } = {} as TestView;
 const open = async (more: Partial<State> = {}): Promise<void> => {
-  ({ control, stream, el, find, end } = await started({ recorded, cost: null, progress: { ...idle, running: true }, ...more }));
+  ({ control, stream, el, find, end } = await startView({ recorded, cost: null, progress: { ...idle, running: true }, ...more }));
 };
 beforeEach(() => open());
 afterEach(() => end());
@@ -49,12 +49,11 @@ it("asks a run that takes requests, and offers only what its programs have room 
   expect(find("nni-banner")?.textContent).not.toContain("switched off");
   const every = find("nni-every") as HTMLInputElement;
   expect(every.value).toBe("10");
-  every.value = "5";
-  every.dispatchEvent(new Event("change", { bubbles: true }));
+  enterValue(every, "5");
   find("nni-measure-next")!.click();
   expect(control.of("set_every")).toMatchObject([{ every: 5 }]);
   expect(control.of("measure_next")).toHaveLength(1);
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   const kinds = [...el.querySelectorAll(".nni-perturb-kind b")].map((one) => one.textContent);
   expect(kinds).toEqual(["Zero", "Scale"]);
   expect(find("nni-perturb-at")).toBeNull();

@@ -2,11 +2,11 @@
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { NnxState, LEAST_PAUSE_MS } from "../../src/nnx/state";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted, openTab } from "../helpers/mounted";
+import { startView, type TestView, openTab } from "../helpers/view";
 import { mode, node, page, variable } from "../helpers/nnx";
 
-let { control, stream, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, find, all, end } = await started()));
+let { control, stream, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, find, all, end } = await startView()));
 afterEach(() => {
   end();
   vi.useRealTimers();

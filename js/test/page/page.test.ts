@@ -8,7 +8,7 @@ import { replayComms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
 import { showRecording } from "../../src/page/page";
 import { SavedRecording } from "../../src/page/recording";
 import { gunzip } from "../../src/page/gzip";
-import { EVIL } from "../helpers/injection";
+import { EVIL } from "../helpers/hostile";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, passes, perturbation, site, state } from "../helpers/messages";
 

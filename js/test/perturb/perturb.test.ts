@@ -4,20 +4,16 @@ import type { State } from "../../src/kernel/protocol";
 import { UNANSWERED_MS } from "../../src/kernel/bridge";
 import { settle } from "../helpers/kernel";
 import { effect, layout, passes, perturbation, scale, state } from "../helpers/messages";
-import { mounted, opened, press, started, type Mounted } from "../helpers/mounted";
+import { enterValue, mountView, openMenu, press, startView, type TestView } from "../helpers/view";
 
-let { control, stream, el, find, all, end } = {} as Mounted;
-const start = async (more: Partial<State> = {}): Promise<void> => void ({ control, stream, el, find, all, end } = await started(more));
+let { control, stream, el, find, all, end } = {} as TestView;
+const start = async (more: Partial<State> = {}): Promise<void> => void ({ control, stream, el, find, all, end } = await startView(more));
 afterEach(() => {
   end();
   vi.restoreAllMocks();
 });
 
-const give = (id: string, value: string, event: string): void => {
-  const input = find(id) as HTMLInputElement;
-  input.value = value;
-  input.dispatchEvent(new Event(event, { bubbles: true }));
-};
+const give = (id: string, value: string): void => enterValue(find(id), value, "input");
 
 it("is switched, set and removed by switch, slider and cross", async () => {
   await start({ perturbations: [scale(4, "head", 0.5)], training_perturbed: true });
@@ -37,9 +33,9 @@ it("is switched, set and removed by switch, slider and cross", async () => {
   expect(find("nni-switch")?.getAttribute("aria-checked")).toBe("false");
   expect(find("nni-strength"), "the amount is opened by a click").toBeNull();
   expect(find("nni-amount")?.textContent).toBe("× 0.5");
-  await opened(find, "nni-amount");
+  await openMenu(find, "nni-amount");
   expect(document.activeElement).toBe(find("nni-strength-number"));
-  give("nni-strength", "1.5", "input");
+  give("nni-strength", "1.5");
   await settle();
   expect(control.of("adjust").at(-1)).toMatchObject({ perturbation: 4, enabled: false, strength: 1.5 });
   find("nni-remove")!.click();
@@ -48,14 +44,14 @@ it("is switched, set and removed by switch, slider and cross", async () => {
 
 it("adds what is chosen, where and as strong as chosen, and only by its kind", async () => {
   await start();
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   const groups = [...el.querySelectorAll(".nni-perturb-menu [role=group][aria-label]")].filter((g) => g.querySelector(".nni-perturb-kind"));
   expect(groups.map((g) => [g.getAttribute("aria-label"), g.querySelectorAll(".nni-perturb-kind").length])).toEqual([["Values", 7], ["Gradients", 4]]); // prettier-ignore
   expect(document.activeElement).toBe(find("nni-perturb-Zero"));
   expect(find("nni-add-strength-Zero")).toBeNull(); // Zero has none
   expect(find("nni-perturb-Shift")?.title).toBe("Will add the strength to every number.");
   expect((find("nni-add-strength-Shift") as HTMLInputElement).value).toBe("1");
-  give("nni-add-strength-Shift", "-7.5", "input");
+  give("nni-add-strength-Shift", "-7.5");
   find("nni-perturb-at")!.querySelectorAll("button")[1].click();
   expect(control.of("perturb")).toEqual([]);
   await settle();
@@ -64,21 +60,21 @@ it("adds what is chosen, where and as strong as chosen, and only by its kind", a
   await settle();
   expect(find("nni-perturb-Shift"), "the menu closes").toBeNull();
   expect(document.activeElement).toBe(find("nni-perturb"));
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   find("nni-perturb-StopGradient")!.click();
   expect(control.of("perturb")[1]).toMatchObject({ kind: "StopGradient", strength: null, at: "input" });
 });
 
 it("offers no perturbation that would change nothing", async () => {
   await start();
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   const offered = [...el.querySelectorAll<HTMLInputElement>(".nni-perturb-menu input[type=number]")].map((one) => [one.dataset["testid"], one.value]);
   expect(Object.fromEntries(offered as [string, string][])).toMatchObject({ ["nni-add-strength-Scale"]: "0.5", ["nni-add-strength-ScaleGradient"]: "0.5" });
 });
 
 it("moves in the menu by the arrows, and closes it by Escape", async () => {
   await start();
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   press(find("nni-perturb-Zero")!, "ArrowDown");
   expect(document.activeElement).toBe(find("nni-perturb-Mean"));
   press(find("nni-perturb-Mean")!, "ArrowUp");
@@ -92,7 +88,7 @@ it("moves in the menu by the arrows, and closes it by Escape", async () => {
 it("names the units to which one is confined, and can be added to all of them beside it", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0", { expression: "nni.Zero().only(units=[3], axis=-2)" })] });
   expect(find("nni-perturbation")?.querySelector(".nni-confinement")?.textContent).toBe("units [3], axis -2");
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   expect((find("nni-perturb-Zero") as HTMLButtonElement).disabled).toBe(false);
 });
 
@@ -104,20 +100,20 @@ it("names many units by their runs, and all of them in the tip", async () => {
 
 it("does not add what it is told cannot be, and says why", async () => {
   await start({ perturbations: [perturbation(1, "blocks/0")] });
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   const kind = (name: string): HTMLButtonElement => find(`nni-perturb-${name}`) as HTMLButtonElement;
   expect(kind("Zero").disabled).toBe(true);
   expect(kind("Zero").textContent).toContain("It is already in the list.");
   find("nni-perturb-at")!.querySelectorAll("button")[1].click(); // at the input it is not
   await settle();
   expect(kind("Zero").disabled).toBe(false);
-  give("nni-add-strength-Noise", "-1", "input");
+  give("nni-add-strength-Noise", "-1");
   await settle();
   expect(kind("Noise").disabled).toBe(true);
   expect(kind("Noise").textContent).toContain("Its std is at least 0.");
   press(find("nni-add-strength-Noise")!, "Enter");
   expect(control.of("perturb")).toEqual([]);
-  give("nni-add-strength-Noise", "0.25", "input");
+  give("nni-add-strength-Noise", "0.25");
   await settle();
   press(find("nni-add-strength-Noise")!, "Enter");
   expect(control.of("perturb")).toMatchObject([{ kind: "Noise", strength: 0.25, at: "input" }]);
@@ -125,7 +121,7 @@ it("does not add what it is told cannot be, and says why", async () => {
 
 it("switches all", async () => {
   await start({ perturbations: [perturbation(1, "head"), scale(2, "blocks/0", 1, { enabled: false })] });
-  await opened(find, "nni-effect-more");
+  await openMenu(find, "nni-effect-more");
   expect(find("nni-switch-all")?.textContent).toBe("All off");
   find("nni-switch-all")!.click();
   await settle();
@@ -199,14 +195,14 @@ it.each([
   ["after", "This kernel handles changes when the cell has finished; run the loop with insp.background(train) to change things meanwhile."],
 ] as const)("says how changes reach the loop: %s", async (listening, words) => {
   vi.useFakeTimers();
-  ({ control, stream, el, find, all, end } = mounted());
+  ({ control, stream, el, find, all, end } = mountView());
   stream.emit(layout());
   vi.advanceTimersByTime(1100);
   control.emit({ type: "reply", id: 0, ok: true, error: "" });
   stream.emit(state({ listening }));
   vi.useRealTimers();
   await settle();
-  await opened(find, "nni-menu");
+  await openMenu(find, "nni-menu");
   expect(find("nni-listening")?.textContent).toBe(words);
   expect(find("nni-listening")?.dataset["value"]).toBe(listening);
 });
@@ -232,7 +228,7 @@ it("shows the effect, with what is unknown as a dash", async () => {
   await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
   expect(find("nni-effect-loss-perturbed")?.dataset["value"]).toBe("0.75");
   expect(find("nni-effect")?.textContent).toContain("loss 0.25 → 0.75");
-  await opened(find, "nni-effect-more");
+  await openMenu(find, "nni-effect-more");
   expect(find("nni-effect-full")?.textContent).toContain("+0.5000");
   expect(find("nni-effect-accuracy-perturbed")?.textContent).toBe("–");
   expect(find("nni-output-change")?.textContent).toContain("50");
@@ -244,7 +240,7 @@ it("shows what each does by itself, unless it is off or waits", async () => {
   const alone = [1, 2, 3, 4].map((id) => ({ ...one, perturbation: id, loss_change: id === 4 ? null : 0.25 }));
   const more = [{}, { enabled: false }, { pending: true }, {}];
   await start({ perturbations: more.map((m, i) => scale(i + 1, "head", 1, m)), effect: effect({ alone }) });
-  await opened(find, "nni-effect-more");
+  await openMenu(find, "nni-effect-more");
   const rows = all("nni-alone");
   const shown = ["Scale on head alone: loss+0.2500", "Scale on head alone: loss+0.2500", "Scale on head alone: output50\u202f%"];
   expect(rows.map((row) => row.textContent)).toEqual(shown);
@@ -265,7 +261,7 @@ it("shows the effect on predictions, and on the sites downstream as links", asyn
   await start({ perturbations: [perturbation(1, "blocks/0")], effect: effect({ kl: 0.5, top1_changed: 0.125, sites }) });
   expect([find("nni-kl")?.textContent, find("nni-kl")?.dataset["value"]]).toEqual(["0.5000", "0.5"]);
   expect([find("nni-top1")?.textContent, find("nni-top1")?.dataset["value"]]).toEqual(["12.5\u202f%", "0.125"]);
-  await opened(find, "nni-effect-more");
+  await openMenu(find, "nni-effect-more");
   expect(all("nni-downstream").map((s) => s.textContent)).toEqual([
     "head125\u202f%", "blocks/10.1\u202f%", "(model)not finite", "gone0\u202f%",
   ]); // prettier-ignore
@@ -278,7 +274,7 @@ it("shows the effect on predictions, and on the sites downstream as links", asyn
 it("tells no change from a change, and what the effect was measured on", async () => {
   const figures = { clean: { loss: 0.25, accuracy: 1 }, perturbed: { loss: 0.125, accuracy: 1 }, output_change: 0, kl: 0, top1_changed: 0 };
   await start({ perturbations: [perturbation(1, "head")], effect: effect(figures) });
-  await opened(find, "nni-effect-more");
+  await openMenu(find, "nni-effect-more");
   const words = (selector: string): (string | null)[] => [...find("nni-effect-full")!.querySelectorAll(selector)].map((e) => e.textContent);
   expect(words(".nni-change")).toEqual(["−0.1250"]);
   expect(words(".nni-no-change")).toEqual(["no change", "no change", "no change", "no change"]);
@@ -293,7 +289,7 @@ it("marks its row with a word that a narrow tree keeps as a name", async () => {
 
 it("shows why a request failed", async () => {
   await start();
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   find("nni-perturb-Zero")!.click();
   control.emit({ type: "reply", id: control.of("perturb")[0]["id"], ok: false, error: "its output is an integer" });
   await settle();
@@ -321,7 +317,7 @@ it("is absent while there is none, and switching one changes no part of its chip
   await settle();
   expect(parts()).toEqual(before);
   expect(find("nni-no-effect")?.textContent).toBe("The effect of this change is not here yet.");
-  await opened(find, "nni-effect-more");
+  await openMenu(find, "nni-effect-more");
   expect(el.textContent).not.toContain("Nothing is perturbed");
 });
 
@@ -363,7 +359,7 @@ it("a removal without an answer says so too", async () => {
 
 it("one that was asked for and has had no answer has a row that says when it acts", async () => {
   await start({ listening: "after" });
-  await opened(find, "nni-perturb");
+  await openMenu(find, "nni-perturb");
   find("nni-perturb-Zero")!.click();
   await settle();
   expect(find("nni-adding")).toBeNull();

@@ -4,10 +4,10 @@ import { join } from "node:path";
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
-import { press, started, type Mounted, openTab } from "../helpers/mounted";
+import { enterValue, press, startView, type TestView, openTab } from "../helpers/view";
 
-let view: Mounted;
-beforeEach(async () => void (view = await started()));
+let view: TestView;
+beforeEach(async () => void (view = await startView()));
 afterEach(() => view.end());
 
 const golden = (name: string, more: object): object => ({
@@ -67,7 +67,7 @@ it("keeps what was found if the next study fails, and says why it failed", async
 it("says where one clicked, and only there, that another study runs, until it ends", async () => {
   const busy = "Another study of the model is running. Wait for it, or stop it in its panel.";
   await told(golden("lens", {}));
-  const places = { sweep: "nni-sweep-start", examples: "nni-study-start", attribution: "nni-study-start", lens: "nni-study-start", logits: "nni-lens-cell" };
+  const places = { sweep: "nni-study-start", examples: "nni-study-start", attribution: "nni-study-start", lens: "nni-study-start", logits: "nni-lens-cell" };
   for (const [what, button] of Object.entries(places)) {
     const running = what === "examples" ? "attribution" : "examples";
     await told(golden(running, { running: true }));
@@ -125,7 +125,7 @@ it("names the batch, and shows no picture of another one", async () => {
   await told({ ...inputs, number: 7 });
   expect(view.find("nni-values-thumbnail")).toBeNull();
   expect(text()).toContain("Another batch has been run since: press Compute.");
-  view.find(`nni-example-${1}`)!.click(); // not the same example of the batch that was studied
+  view.find("nni-example-1")!.click(); // not the same example of the batch that was studied
   await settle();
   expect(view.control.of("study")).toEqual([]);
   await told({ ...found, batch: 7 });
@@ -166,8 +166,7 @@ it("chooses by number an example that no row shows, and asks for it", async () =
   const field = view.find("nni-study-example") as HTMLInputElement;
   expect(field.closest("p")!.textContent).toBe("the example's batch of 40 · example ");
   const type = async (text: string): Promise<void> => {
-    field.value = text;
-    field.dispatchEvent(new Event("input", { bubbles: true }));
+    enterValue(field, text, "input");
     await settle();
   };
   await type("17");

@@ -1,12 +1,12 @@
 // The panel "Sweep": started, stopped, and ranked by what is chosen.
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type Sweep } from "../../src/kernel/protocol";
-import { HOSTILE } from "../helpers/injection";
+import { HOSTILE } from "../helpers/hostile";
 import { settle } from "../helpers/kernel";
-import { started, type Mounted, openTab } from "../helpers/mounted";
+import { enterValue, startView, type TestView, openTab } from "../helpers/view";
 
-let { control, stream, el, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, el, find, all, end } = await started()));
+let { control, stream, el, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, el, find, all, end } = await startView()));
 afterEach(() => end());
 
 const swept = (more: Partial<Sweep>): Sweep => ({
@@ -22,12 +22,12 @@ const swept = (more: Partial<Sweep>): Sweep => ({
 it("runs a sweep, stops it, and ranks what it found by what is chosen", async () => {
   await openTab(find, "sweep");
   await settle();
-  find("nni-sweep-start")!.click();
+  find("nni-study-start")!.click();
   expect(control.of("start_sweep")).toMatchObject([{ sites: "**", kind: "", strength: null, at: "output" }]);
   stream.emit(swept({ running: true, rows: [], done: 0, total: 0 }));
   await settle();
   expect(find("nni-sweep")?.dataset["state"]).toBe("running");
-  find("nni-sweep-stop")!.click();
+  find("nni-study-stop")!.click();
   expect(control.of("stop_sweep")).toHaveLength(1);
   stream.emit(swept({ stopped: true }));
   await settle();
@@ -35,9 +35,7 @@ it("runs a sweep, stops it, and ranks what it found by what is chosen", async ()
   const ranked = (): unknown[] => all("nni-sweep-row").map((row) => [row.dataset["site"], row.dataset["value"]]);
   expect(ranked()).toEqual([["head", "-2"], ["blocks/1", "0"], [HOSTILE, ""]]);
   expect(all("nni-sweep-row").map((row) => row.lastElementChild!.textContent)).toEqual(["−2", "no change", HOSTILE]);
-  const measure = find("nni-sweep-measure") as HTMLSelectElement;
-  measure.value = "output_change";
-  measure.dispatchEvent(new Event("change", { bubbles: true }));
+  enterValue(find("nni-sweep-measure"), "output_change");
   await settle();
   expect(ranked()).toEqual([["blocks/1", "0.4"], ["head", "0.1"], [HOSTILE, ""]]);
   all("nni-sweep-row")[1].querySelector("button")!.click();

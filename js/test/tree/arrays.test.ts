@@ -2,14 +2,14 @@
 import { afterEach, expect, it } from "vitest";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, site } from "../helpers/messages";
-import { opened, started, type Mounted } from "../helpers/mounted";
+import { openMenu, startView, type TestView } from "../helpers/view";
 
-let view: Mounted;
+let view: TestView;
 afterEach(() => view?.end());
 
 it("shows statistics of one array alone, and acts on the whole call only", async () => {
-  view = await started({ selected: "head" });
-  await opened(view.find, "nni-tree-menu");
+  view = await startView({ selected: "head" });
+  await openMenu(view.find, "nni-tree-menu");
   view.find("nni-column-shape")!.click();
   const at = SITES.findIndex((s) => s.key === "head");
   const whole = { ...SITES[at]!, array: "0", output: "(float32[2], int32[2])" };
@@ -24,13 +24,13 @@ it("shows statistics of one array alone, and acts on the whole call only", async
   const detail = () => view.find("nni-detail")!.textContent!;
   row("head").click();
   await settle();
-  await opened(view.find, "nni-site-menu");
+  await openMenu(view.find, "nni-site-menu");
   expect(detail()).toContain("statistics of(0)");
   expect(view.find("nni-tab-values")).not.toBeNull();
   row("head(1)").click();
   await settle();
   expect(view.find("nni-selected")!.dataset["value"]).toBe("head(1)");
-  await opened(view.find, "nni-site-menu");
+  await openMenu(view.find, "nni-site-menu");
   expect(detail()).toContain("array(1)");
   expect(detail()).toContain("typeint32[2]");
   expect(view.find("nni-perturb")?.title).toContain("A perturbation acts on every array of the call");
@@ -39,11 +39,11 @@ it("shows statistics of one array alone, and acts on the whole call only", async
 });
 
 it("says which positions the figures of a site count", async () => {
-  view = await started({ selected: "head" });
+  view = await startView({ selected: "head" });
   const sites = SITES.map((s) => ({ ...s, counted: s.key === "head" }));
   view.stream.emit({ ...layout(sites, 2), where: "tokens != 0" });
   await settle();
-  await opened(view.find, "nni-site-menu");
+  await openMenu(view.find, "nni-site-menu");
   const said = "counts only positions where tokens != 0";
   expect(view.find("nni-detail")!.textContent!.split(said).length).toBe(3); // in its line, and in the menu
   expect(view.find("nni-detail")!.textContent).toContain(" of the example" + said); // not of how many were counted

@@ -3,9 +3,9 @@ import { afterEach, expect, it } from "vitest";
 import { isOperation } from "../../src/kernel/sites";
 import { settle } from "../helpers/kernel";
 import { SITES, layout, site } from "../helpers/messages";
-import { opened, started, type Mounted } from "../helpers/mounted";
+import { openMenu, startView, type TestView } from "../helpers/view";
 
-let view: Mounted;
+let view: TestView;
 afterEach(() => view?.end());
 
 it("tells an operation by an @ that is not escaped", () => {
@@ -14,8 +14,8 @@ it("tells an operation by an @ that is not escaped", () => {
 });
 
 it("shows operations below their call, and hides them, as the kernel says", async () => {
-  view = await started({ selected: "blocks/0" });
-  await opened(view.find, "nni-site-menu");
+  view = await startView({ selected: "blocks/0" });
+  await openMenu(view.find, "nni-site-menu");
   const button = (): HTMLButtonElement => view.find("nni-operations") as HTMLButtonElement;
   const asked = () => view.control.of("show_operations").map(({ site, shown }) => ({ site, shown }));
   const last = () => view.control.of("show_operations").at(-1)!.id as number;

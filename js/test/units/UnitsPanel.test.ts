@@ -2,10 +2,10 @@
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { settle } from "../helpers/kernel";
 import { perturbation, state, units } from "../helpers/messages";
-import { press, started, type Mounted, openTab } from "../helpers/mounted";
+import { press, startView, type TestView, openTab } from "../helpers/view";
 
-let { control, stream, find, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, find, end } = await started()));
+let { control, stream, find, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, find, end } = await startView()));
 afterEach(() => end());
 
 it("edits a mask by the keyboard, only once that was asked for", async () => {

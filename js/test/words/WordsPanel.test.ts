@@ -2,10 +2,10 @@
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
-import { press, started, type Mounted, openTab } from "../helpers/mounted";
+import { enterValue, press, startView, type TestView, openTab } from "../helpers/view";
 
-let { control, stream, find, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, find, end } = await started()));
+let { control, stream, find, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, find, end } = await startView()));
 afterEach(() => end());
 
 const WORDS = ["<img src=x onerror=alert(1)>", " the", "\n"];
@@ -60,7 +60,7 @@ it("colours the words of the chosen example by the chosen figure", async () => {
   await settle();
   expect(words()[2]!.hasAttribute("data-pointed")).toBe(true);
 
-  find(`nni-example-${1}`)!.click();
+  find("nni-example-1")!.click();
   await settle();
   expect(control.of("show_positions").at(-1)).toMatchObject({ example: 1 });
   expect(find("nni-example-said")!.textContent).toBe(", label cat, predicted <b>dog</b>");
@@ -77,12 +77,10 @@ it("lets one choose the axis of the words where there are several, and says it i
   expect(find("nni-words-axis")).toBeNull();
   const axes = ["", "", "query", "key"];
   const choose = async (name: string): Promise<void> => {
-    const axis = find("nni-words-axis") as HTMLSelectElement;
-    axis.value = name;
-    axis.dispatchEvent(new Event("change", { bubbles: true }));
+    enterValue(find("nni-words-axis"), name);
     await settle();
   };
-  find(`nni-example-${1}`)!.click();
+  find("nni-example-1")!.click();
   await settle();
   await answered({ example: 1, along: null, axes, positions: 0, figures: [], source: "No axis is known." }, []);
   expect(find("nni-words-problem")!.textContent).toBe("No axis is known.");

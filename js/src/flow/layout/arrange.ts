@@ -33,11 +33,9 @@ export interface FlowLayout extends Size {
   readonly edges: readonly EdgePath[];
 }
 
-export type LayoutFunction = (nodes: readonly Size[], links: readonly Link[]) => FlowLayout;
-
 const MARGIN = 12;
 
-export const arrange: LayoutFunction = (nodes, links) => {
+export function arrange(nodes: readonly Size[], links: readonly Link[]): FlowLayout {
   const graph = new Graph({ multigraph: true });
   graph.setGraph({ rankdir: "TB", nodesep: 22, edgesep: 14, ranksep: 24, marginx: MARGIN, marginy: MARGIN });
   nodes.forEach((size, i) => graph.setNode(String(i), { ...size }));
@@ -66,7 +64,7 @@ export const arrange: LayoutFunction = (nodes, links) => {
     nodes: places.map(turn),
     edges: edges.map(({ points, label }) => ({ points: points.map(turn), label: label && turn(label) })),
   };
-};
+}
 
 /** Whether, among nodes side by side, the earlier ones are mostly on the right. */
 function mostlyBackwards(places: readonly Point[]): boolean {
@@ -94,7 +92,8 @@ export interface LayoutReply {
   readonly error: string;
 }
 
-function answer({ number, nodes, links }: LayoutRequest): LayoutReply {
+/** Lays out in a worker or in the page; an error is part of the reply. */
+export function answer({ number, nodes, links }: LayoutRequest): LayoutReply {
   try {
     return { number, arranged: arrange(nodes, links), error: "" };
   } catch (error) {

@@ -2,7 +2,7 @@
 // it longer than a click may last) or, if the page does not allow workers from text, in the page.
 // Invariant: every request gets one outcome; if the page's content security policy refuses both, the
 // outcome is an error that a user can read.
-import type { LayoutFunction, FlowLayout, LayoutReply, Link, LayoutRequest, Size } from "./arrange";
+import type { answer, FlowLayout, LayoutReply, LayoutRequest, Link, Size } from "./arrange";
 
 export interface Arranger {
   arrange(nodes: readonly Size[], links: readonly Link[]): Promise<FlowLayout>;
@@ -21,12 +21,12 @@ export function makeArranger(source: BlobPart): Arranger {
   const url = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
   const waiting = new Map<number, PendingLayout>();
   let last = 0;
-  let here: Promise<LayoutFunction> | null = null;
+  let here: Promise<typeof answer> | null = null;
 
   const inPage = (entry: PendingLayout): void => {
     here ??= importLibrary(url);
     here.then(
-      (arrange) => settle(entry, attempt(arrange, entry.order)),
+      (answer) => settle(entry, answer(entry.order)),
       () => entry.reject(new Error(POLICY_REFUSED)),
     );
   };
@@ -66,17 +66,9 @@ function startWorker(url: string): Worker | null {
   }
 }
 
-async function importLibrary(url: string): Promise<LayoutFunction> {
+async function importLibrary(url: string): Promise<typeof answer> {
   // The one import at run time (eslint.config.js): the layout library, from the text the kernel sent.
-  return ((await import(url)) as { arrange: LayoutFunction }).arrange;
-}
-
-function attempt(arrange: LayoutFunction, { number, nodes, links }: LayoutRequest): LayoutReply {
-  try {
-    return { number, arranged: arrange(nodes, links), error: "" };
-  } catch (error) {
-    return { number, arranged: null, error: error instanceof Error ? error.message : String(error) };
-  }
+  return ((await import(url)) as { answer: typeof answer }).answer;
 }
 
 function settle({ resolve, reject }: PendingLayout, { arranged, error }: LayoutReply): void {

@@ -2,8 +2,8 @@
 // Invariants: its columns stay in place whatever the numbers; a figure that exists is shown, by
 // itself if there is none to compare with; text only, never markup.
 import { Sparkline } from "../../charts/Sparkline";
-import { sparkline, statistic, type FrameData } from "../../kernel/decode";
-import type { Site, Statistic } from "../../kernel/protocol";
+import { notFiniteCount, sparkline, statistic, type FrameData } from "../../kernel/decode";
+import type { Site } from "../../kernel/protocol";
 import { label, type Sites } from "../../kernel/sites";
 import { AddButton } from "../../perturb/AddButton";
 import type { Store } from "../../store";
@@ -138,7 +138,7 @@ function Figure({ column, site, frame, pinned, named, index, moved }: FigureProp
 
 function Spark({ site, frame, index }: { site: Site; frame: FrameData | null; index: number }) {
   const heights = sparkline(frame, index);
-  const share = frame ? notFiniteShare(frame, index) : 0;
+  const share = frame ? notFiniteCount((name) => statistic(frame, index, 0, name)) / statistic(frame, index, 0, "size") : 0;
   return (
     <span class="nni-c-spark" role="gridcell">
       {!heights ? (
@@ -150,9 +150,4 @@ function Spark({ site, frame, index }: { site: Site; frame: FrameData | null; in
       )}
     </span>
   );
-}
-
-function notFiniteShare(frame: FrameData, index: number): number {
-  const of = (name: Statistic): number => statistic(frame, index, 0, name);
-  return (of("nan") + of("posinf") + of("neginf")) / of("size");
 }

@@ -11,7 +11,7 @@ import { elementAt, gridHeight, paintWords, layOutTiles } from "../../src/values
 import { ValuesState } from "../../src/values/state";
 import { blockText, exactAt, valuesExpression, runExpression, extentText, indexText, shortest } from "../../src/values/text";
 import { settle } from "../helpers/kernel";
-import { started, openTab } from "../helpers/mounted";
+import { enterValue, startView, openTab } from "../helpers/view";
 
 function held(shape: number[], axes: string[], more: Partial<HeldArray> = {}): HeldArray {
   const bytes = shape.reduce((a, b) => a * b, 4);
@@ -343,7 +343,7 @@ describe("the state", () => {
 
 describe("the panel", () => {
   it("asks when it is shown, and moves the crosshair by the keyboard", async () => {
-    const { control, stream, el, find, end } = await started();
+    const { control, stream, el, find, end } = await startView();
     expect(control.of("show_values")).toEqual([]);
     await openTab(find, "values");
     await settle();
@@ -372,7 +372,7 @@ describe("the panel", () => {
   });
 
   it("names the examples with the greatest gradient, and a click looks at one; of outputs it names none", async () => {
-    const { control, stream, el, find, end } = await started();
+    const { control, stream, el, find, end } = await startView();
     await openTab(find, "values");
     await settle();
     const links = (): HTMLElement[] => [...el.querySelectorAll<HTMLElement>(".nni-values .nni-key button")];
@@ -383,9 +383,7 @@ describe("the panel", () => {
     };
     await shown("output");
     expect(links()).toEqual([]);
-    const part = find("nni-values-part") as HTMLSelectElement;
-    part.value = "gradient";
-    part.dispatchEvent(new Event("change", { bubbles: true }));
+    enterValue(find("nni-values-part"), "gradient");
     await settle();
     await shown("gradient");
     expect(links().map((one) => one.textContent)).toEqual(["example 2", "example 7", "example 6"]);

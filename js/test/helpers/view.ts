@@ -5,7 +5,7 @@ import widget from "../../src/widget";
 import { MockModel, settle } from "./kernel";
 import { frame, layout, state } from "./messages";
 
-export interface Mounted {
+export interface TestView {
   readonly control: MockModel;
   readonly stream: MockModel;
   readonly el: HTMLElement;
@@ -22,7 +22,7 @@ export interface Mounted {
 let count = 0;
 
 /** A view that has been told nothing yet. */
-export function mounted(): Mounted {
+export function mountView(): TestView {
   const inspector = `test-${++count}`;
   const life = new AbortController();
   const control = new MockModel({ role: "control", inspector, version: 1 });
@@ -47,14 +47,14 @@ export function mounted(): Mounted {
 }
 
 /** A view of the small model of the helpers, with one pass. */
-export async function started(more: Partial<State> = {}): Promise<Mounted> {
-  const view = mounted();
-  await start(view, more);
+export async function startView(more: Partial<State> = {}): Promise<TestView> {
+  const view = mountView();
+  await sendStart(view, more);
   return view;
 }
 
 /** Tells a view what there is at first. */
-export async function start({ stream }: Mounted, more: Partial<State> = {}): Promise<void> {
+export async function sendStart({ stream }: TestView, more: Partial<State> = {}): Promise<void> {
   stream.emit(layout());
   stream.emit(state(more));
   stream.emit(...frame(1));
@@ -65,8 +65,14 @@ export function press(target: Element, key: string, more: KeyboardEventInit = {}
   target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true, ...more }));
 }
 
+/** Sets a field, as a person does. */
+export function enterValue(field: HTMLElement | null, value: string, event = "change"): void {
+  (field as HTMLInputElement).value = value;
+  field!.dispatchEvent(new Event(event, { bubbles: true }));
+}
+
 /** Shows a panel, as a click on its group and one on its tab do. */
-export async function openTab(find: Mounted["find"], panel: string): Promise<void> {
+export async function openTab(find: TestView["find"], panel: string): Promise<void> {
   if (!find(`nni-tab-${panel}`)) {
     find(`nni-group-${GROUP_OF[panel]!}`)!.click();
     await settle();
@@ -76,7 +82,7 @@ export async function openTab(find: Mounted["find"], panel: string): Promise<voi
 }
 
 /** Opens a menu, or the part behind a button. */
-export async function opened(find: Mounted["find"], id: string): Promise<void> {
+export async function openMenu(find: TestView["find"], id: string): Promise<void> {
   if (find(id)!.getAttribute("aria-expanded") === "true") return;
   find(id)!.click();
   await settle();

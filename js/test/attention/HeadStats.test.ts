@@ -2,14 +2,14 @@
 import { afterEach, beforeEach, expect, it } from "vitest";
 import { VERSION, type Choices } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
-import { openTab, started, type Mounted } from "../helpers/mounted";
+import { openTab, startView, type TestView } from "../helpers/view";
 import { frame, layout } from "../helpers/messages";
 
-let { stream, el, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, el, find, all, end } = await started()));
+let { stream, el, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ stream, el, find, all, end } = await startView()));
 afterEach(() => end());
 
-const tell = async (of: Partial<Choices>, steps: number[], ...figures: number[][][]): Promise<void> => {
+const sendChoices = async (of: Partial<Choices>, steps: number[], ...figures: number[][][]): Promise<void> => {
   const numbers = Float64Array.from([...steps, ...figures.flat(2)]);
   const header: Choices = { type: "choices", version: VERSION, layout: 1, site: 2, key: "@attention", experts: false, figures: [], rows: figures[0]!.length, steps: steps.length, more: 0, ...of };
   stream.emit(header, new DataView(numbers.buffer));
@@ -22,7 +22,7 @@ it("shows the figures of each head at the step on screen, and a line over the st
   expect(find("nni-tab-attention")).toBeNull();
   const evenness = [[1, 0.5, 0.25], [0.5, NaN, 0.75]]; // prettier-ignore
   const logit = [[-2, 6, 6], [2, 2, 2]]; // prettier-ignore
-  await tell({ figures: ["evenness", "logit"], more: 3 }, [0, 5, 10], evenness, logit);
+  await sendChoices({ figures: ["evenness", "logit"], more: 3 }, [0, 5, 10], evenness, logit);
   await openTab(find, "attention");
   stream.emit(...frame(2, { step: 7 }));
   await settle();
@@ -38,7 +38,7 @@ it("shows the figures of each head at the step on screen, and a line over the st
 });
 
 it("shows experts in a panel of their own, until another module is selected", async () => {
-  await tell({ key: "@experts", experts: true, figures: ["load", "router_entropy"] }, [4], [[0.75], [0.25]], [[0.5], [0.5]]);
+  await sendChoices({ key: "@experts", experts: true, figures: ["load", "router_entropy"] }, [4], [[0.75], [0.25]], [[0.5], [0.5]]);
   expect(find("nni-tab-attention")).toBeNull();
   await openTab(find, "experts");
   expect(shown()).toEqual([[0.75, 0.5], [0.25, 0.5]]); // prettier-ignore

@@ -12,7 +12,7 @@ import { VERSION, type Flow, type FlowEdge, type FlowNode } from "../../src/kern
 import { indexSites } from "../../src/kernel/sites";
 import { settle } from "../helpers/kernel";
 import { cell, effect, frame, layout, perturbation, site, state } from "../helpers/messages";
-import { mounted, press, type Mounted, openTab } from "../helpers/mounted";
+import { enterValue, mountView, press, type TestView, openTab } from "../helpers/view";
 
 const X = "float32[4,3]";
 
@@ -109,7 +109,7 @@ describe("what is drawn", () => {
   it("has lines and arrows", () => {
     const points = [{ x: 0, y: 0 }, { x: 0, y: 10 }, { x: 0, y: 30 }]; // prettier-ignore
     expect(edgeLine(points)).toBe("M0.0 0.0L0.0 5.0Q0.0 10.0 0.0 20.0L0.0 30.0");
-    expect(arrowHead(points, 10)).toBe("M0.0 30.0L-5.5 20.0L5.5 20.0z");
+    expect(arrowHead(points)).toBe("M0.0 30.0L-3.3 24.0L3.3 24.0z");
     expect([edgeLine([]), arrowHead([])]).toEqual(["", ""]);
   });
 
@@ -227,7 +227,7 @@ describe("the state", () => {
 });
 
 describe("the panel", () => {
-  let { control, stream, el, find, all, end } = {} as Mounted;
+  let { control, stream, el, find, all, end } = {} as TestView;
   const nodes = (): HTMLElement[] => all("nni-flow-node");
   /** happy-dom runs no module of a Blob: the layout is called here, as a worker would. */
   const RealWorker = globalThis.Worker;
@@ -243,7 +243,7 @@ describe("the panel", () => {
       }
     }
     globalThis.Worker = Direct as never;
-    ({ control, stream, el, find, all, end } = mounted());
+    ({ control, stream, el, find, all, end } = mountView());
     stream.emit(layout([site("", -1, { name: "MLP", kind: "MLP" }), ...layout().sites.slice(1)]));
     stream.emit(state({ selected: "" }));
     stream.emit(...frame(1, { edit: (table) => (table[cell(2, 0, "norm")] = 4) }));
@@ -316,9 +316,7 @@ describe("the panel", () => {
 
   it("colours by a figure, with every digit and a legend", async () => {
     await show();
-    const select = find("nni-flow-figure") as HTMLSelectElement;
-    select.value = "activation norm";
-    select.dispatchEvent(new Event("change", { bubbles: true }));
+    enterValue(find("nni-flow-figure"), "activation norm");
     await settle();
     expect(nodes().map((n) => n.dataset["value"])).toEqual([undefined, "4", "1", undefined]);
     expect(nodes()[1].style.getPropertyValue("--nni-share")).toBe("1.000");

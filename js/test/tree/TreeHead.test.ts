@@ -3,10 +3,10 @@ import { afterEach, beforeEach, expect, it } from "vitest";
 import { STATISTICS } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { SITES, cell, frame } from "../helpers/messages";
-import { started, type Mounted } from "../helpers/mounted";
+import { startView, type TestView } from "../helpers/view";
 
-let { stream, find, all, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, find, all, end } = await started()));
+let { stream, find, all, end } = {} as TestView;
+beforeEach(async () => void ({ stream, find, all, end } = await startView()));
 afterEach(() => end());
 
 it("says what a column shows beside a pinned pass, and blanks nothing that exists", async () => {

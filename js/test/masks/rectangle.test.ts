@@ -6,7 +6,7 @@ import { fillRectangle, maskedAxes } from "../../src/masks/rectangle";
 import { toHex } from "../../src/masks/requests";
 import { settle } from "../helpers/kernel";
 import { perturbation, state } from "../helpers/messages";
-import { press, started, type Mounted, openTab } from "../helpers/mounted";
+import { press, startView, type TestView, openTab } from "../helpers/view";
 
 it("lies over two axes that follow each other and hold no examples", () => {
   const [axes, shape] = [["batch", "height", "width", "channel"], [2, 4, 6, 3]];
@@ -22,8 +22,8 @@ it("is switched in rectangles, whichever corner they begin at", () => {
   expect([...fillRectangle(off, 4, [1, 0], [1, 3], 1)]).toEqual([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
 });
 
-let { control, stream, find, end } = {} as Mounted;
-beforeEach(async () => void ({ control, stream, find, end } = await started()));
+let { control, stream, find, end } = {} as TestView;
+beforeEach(async () => void ({ control, stream, find, end } = await startView()));
 afterEach(() => end());
 
 const maps: Arrays = {

@@ -3,9 +3,9 @@ import { afterEach, describe, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { frame, passes, progress, state } from "../helpers/messages";
-import { opened, press, started, type Mounted } from "../helpers/mounted";
+import { openMenu, press, startView, type TestView } from "../helpers/view";
 
-let { control, stream, el, find, end } = {} as Mounted;
+let { control, stream, el, find, end } = {} as TestView;
 afterEach(() => {
   end();
   vi.restoreAllMocks();
@@ -13,7 +13,7 @@ afterEach(() => {
 
 /** Shows one metric, and returns what stands at it. */
 async function shown(name: string, values: number[], recorded = values.length): Promise<HTMLElement> {
-  ({ control, stream, el, find, end } = await started());
+  ({ control, stream, el, find, end } = await startView());
   const notFinite = values.filter((value) => !Number.isFinite(value)).length;
   const points = new Float64Array(values.flatMap((value, i) => [i, value]));
   stream.emit({ type: "curves", version: VERSION, names: [name], points: [values.length], recorded: [recorded], not_finite: [notFinite] }, new DataView(points.buffer));
@@ -90,7 +90,7 @@ describe("the cursor", () => {
 
   it("has the rest in a menu: play, one pass back and forward, the speed and the axis", async () => {
     await run();
-    await opened(find, "nni-time-menu");
+    await openMenu(find, "nni-time-menu");
     expect(["nni-pause", "nni-play", "nni-step-back", "nni-step-forward", "nni-speed", "nni-metric-log-loss"].map((id) => find(id) !== null)).toEqual(Array(6).fill(true));
     find("nni-step-back")!.click();
     await settle();

@@ -3,10 +3,10 @@ import { afterEach, beforeEach, expect, it, vi } from "vitest";
 import { VERSION } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { perturbation, state } from "../helpers/messages";
-import { openTab, started, type Mounted } from "../helpers/mounted";
+import { openTab, startView, type TestView } from "../helpers/view";
 
-let { stream, el, find, end } = {} as Mounted;
-beforeEach(async () => void ({ stream, el, find, end } = await started()));
+let { stream, el, find, end } = {} as TestView;
+beforeEach(async () => void ({ stream, el, find, end } = await startView()));
 afterEach(() => end());
 
 it("tells the Python of the open panel after a click on an example, until the next click", async () => {
@@ -22,7 +22,7 @@ it("tells the Python of the open panel after a click on an example, until the ne
   const python = (): string | undefined => find("nni-python")?.dataset["value"];
   await openTab(find, "words");
   expect(python()).toBe("insp.switch_all(True)");
-  expect(await clicked(`nni-example-${1}`)).toBe('insp.words("blocks/0", 1)');
+  expect(await clicked("nni-example-1")).toBe('insp.words("blocks/0", 1)');
   await openTab(find, "attribution");
   expect(python()).toContain('.query("example == 1")');
   await openTab(find, "overview");
