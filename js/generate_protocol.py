@@ -28,25 +28,25 @@ FILES = ("state", "flow", "nnx", "panels", "comparison", "values", "inputs", "re
 SCALARS = {str: "string", int: "number", float: "number", bool: "boolean"}
 
 
-def describe(hint: Any) -> str:
+def typescript_type(hint: Any) -> str:
     """A field's type as TypeScript."""
     origin = typing.get_origin(hint)
     if origin is typing.Literal:
         return " | ".join(f'"{word}"' for word in typing.get_args(hint))
     if origin in (typing.Union, types.UnionType):
         (inner,) = [h for h in typing.get_args(hint) if h is not type(None)]
-        return f"{describe(inner)} | null"
+        return f"{typescript_type(inner)} | null"
     if origin is tuple:
-        script = describe(typing.get_args(hint)[0])
+        script = typescript_type(typing.get_args(hint)[0])
         return f"readonly ({script})[]" if " " in script else f"readonly {script}[]"
     if origin is dict:
-        return f"Readonly<Record<string, {describe(typing.get_args(hint)[1])}>>"
+        return f"Readonly<Record<string, {typescript_type(typing.get_args(hint)[1])}>>"
     if dataclasses.is_dataclass(hint):
         return hint.__name__
     return SCALARS[hint]
 
 
-def structs(protocol: types.ModuleType) -> list[type]:
+def message_classes(protocol: types.ModuleType) -> list[type]:
     """Every dataclass of the protocol, in the order of the files."""
     modules = [importlib.import_module(f"{protocol.__name__}.{name}") for name in FILES]
     return [
@@ -59,7 +59,7 @@ def structs(protocol: types.ModuleType) -> list[type]:
     ]
 
 
-def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
+def protocol_source(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
     lines = [
         "// The messages between kernel and browser, as types and constants.",
         "// Generated from nnx_inspector/screen/protocol by generate_protocol.py: never edit by hand.",
@@ -90,9 +90,9 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
         "export type Quantity = (typeof QUANTITIES)[number];",
         "export type Statistic = (typeof STATISTICS)[number];",
     ]
-    for cls in structs(protocol):
+    for cls in message_classes(protocol):
         hints = typing.get_type_hints(cls)
-        fields = {f.name: describe(hints[f.name]) for f in dataclasses.fields(cls)}
+        fields = {f.name: typescript_type(hints[f.name]) for f in dataclasses.fields(cls)}
         doc = " ".join((cls.__doc__ or "").split()).replace("*/", "* /")
         lines += ["", f"/** {doc} */", f"export interface {cls.__name__} {{"]
         if hasattr(cls, "type"):
@@ -110,7 +110,7 @@ def typescript(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def goldens(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
+def golden_messages(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | None]]:
     """One example of every message, small enough to read, with its buffer.
 
     The numbers of a buffer count up (`ramp`), so that a test can say what belongs where.
@@ -504,8 +504,8 @@ def outputs() -> dict[pathlib.Path, bytes]:
     sys.path.insert(0, str(HERE.parent))
     protocol = importlib.import_module("nnx_inspector.screen.protocol")
     menu = importlib.import_module("nnx_inspector.screen.python_text").offers()
-    files = {HERE / "src" / "kernel" / "protocol.ts": typescript(protocol, menu).encode()}
-    for name, (message, buffer) in goldens(protocol).items():
+    files = {HERE / "src" / "kernel" / "protocol.ts": protocol_source(protocol, menu).encode()}
+    for name, (message, buffer) in golden_messages(protocol).items():
         files[HERE / "test" / "golden" / f"{name}.json"] = (
             protocol.to_json(message) + "\n"
         ).encode()

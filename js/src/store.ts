@@ -224,8 +224,8 @@ export class Store implements Receiver {
   readonly nnx: NnxState;
 
   constructor(private readonly kernel: Kernel & { ack(seq: number): void }) {
-    this.nnx = new NnxState(kernel);
     this.queries = new SiteQueries(kernel);
+    this.nnx = new NnxState(kernel, this.queries);
     this.masks = new MaskRequests(
       kernel,
       () => this.perturbations.value,
@@ -284,6 +284,9 @@ export class Store implements Receiver {
       case "passes":
         this.timeline.passes.value = decodePasses(message, buffer);
         return;
+      case "nnx":
+        this.nnx.error.value = null;
+        return this.queries.receive(message, buffer);
       case "units":
       case "code":
       case "compilations":
@@ -309,8 +312,6 @@ export class Store implements Receiver {
         return this.compare.takeWeights(message);
       case "compared":
         return this.compare.take(message);
-      case "nnx":
-        return this.nnx.receive(message);
     }
   }
 

@@ -47,9 +47,9 @@ def loops(case: Case) -> dict[str, Loop]:
     model = model_of(case)
     optimizer = nnx.Optimizer(model, optax.adam(1e-4), wrt=nnx.Param)
     if jax.process_count() > 1:
-        x, y = placed((x, y), "data")
+        x, y = shard((x, y), "data")
         for one in (model, optimizer):
-            nnx.update(one, placed(nnx.state(one)))
+            nnx.update(one, shard(nnx.state(one)))
     inspector = nni.Inspector(model, x, display=False)
     half = inspector.perturb("blocks/1/mlp", nni.Scale(0.5))
     half.enabled = False
@@ -86,7 +86,7 @@ def loops(case: Case) -> dict[str, Loop]:
         with nni.watch(model, every=10):
             return bare(steps)
 
-    def asked_for_all(steps: int) -> Any:
+    def all_options(steps: int) -> Any:
         for _ in asking.watch(range(steps), every=10, optimizer=optimizer, to=written.append):
             loss = train()
         written.clear()
@@ -113,13 +113,13 @@ def loops(case: Case) -> dict[str, Loop]:
         "with insp.watch(every=10)": region(10),
         "with insp.watch(every=10**9)": region(10**9),
         "with nni.watch(model, every=10)": recorded,
-        "every=10, optimizer=, to=, where=": asked_for_all,
+        "every=10, optimizer=, to=, where=": all_options,
         "perturbed, not measured": perturbed,
         "switched on and off in every step": toggled,
     }
 
 
-def placed(tree: Any, *axes: str) -> Any:
+def shard(tree: Any, *axes: str) -> Any:
     """Arrays over the devices of all processes; each process makes its own part of them."""
     mesh = Mesh(np.array(jax.devices()), ("data",))
     sharding = NamedSharding(mesh, PartitionSpec(*axes))
@@ -131,7 +131,7 @@ def placed(tree: Any, *axes: str) -> Any:
     return jax.tree.map(place, tree)
 
 
-def in_processes(count: int) -> None:
+def run_processes(count: int) -> None:
     """Run this again in so many processes, with the arguments that it was given."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
@@ -149,7 +149,7 @@ def in_processes(count: int) -> None:
     sys.exit(max(one.wait() for one in each))
 
 
-def times_of(loop: Loop, steps: int) -> tuple[float, float, float]:
+def time_loop(loop: Loop, steps: int) -> tuple[float, float, float]:
     """Seconds of a loop: that passed, of the CPU, of the CPU in this thread."""
     clocks = (time.perf_counter, time.process_time, time.thread_time)
     began = [clock() for clock in clocks]
@@ -166,7 +166,7 @@ def compare(case: Case, steps: int, rounds: int, chosen: str) -> None:
     times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in every}
     for _ in range(rounds):
         for name, loop in every.items():
-            times[name].append(times_of(loop, steps))
+            times[name].append(time_loop(loop, steps))
     bare = times["bare"]
     seconds = statistics.median(elapsed for elapsed, _, _ in bare) / steps
     print(f"\n| {case.name}, {1e3 * seconds:.0f} ms a step | time | CPU | thread, ms | machine |")
@@ -193,7 +193,7 @@ def main() -> None:
     if options.address is not None:
         jax.distributed.initialize(options.address, options.processes, options.number)
     elif options.processes > 1:
-        in_processes(options.processes)
+        run_processes(options.processes)
     for case in ON_CPU if jax.default_backend() == "cpu" else LARGE:
         if options.only in case.name:
             compare(case, options.steps, options.rounds, options.loops)

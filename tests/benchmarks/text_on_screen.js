@@ -24,7 +24,7 @@ async ({ layout, state, inputs, positions, arrays, values, tries, scroll }) => {
       if (request.id) control.emit({ type: "reply", id: request.id, ok: true, error: "" });
     });
   };
-  const { control, stream, el, find, painted, idle, fine } = await alone(answer);
+  const { control, stream, el, find, painted, idle, fine } = await openWidget(answer);
   for (const message of [layout, state, inputs]) stream.emit(message);
   await idle();
 

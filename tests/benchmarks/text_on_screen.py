@@ -12,13 +12,13 @@ import argparse
 import pathlib
 
 from nnx_inspector.screen import protocol
-from tests.benchmarks.alone import PAGE, messages, page_alone, print_table, site
+from tests.benchmarks.widget_page import PAGE, messages, open_page, print_table, site
 
 SCRIPT = pathlib.Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 SITE = "blocks/0/attention"
 
 
-def told(tokens: int, heads: int) -> dict[str, object]:
+def headers(tokens: int, heads: int) -> dict[str, object]:
     """The headers that the kernel sends; those that answer a request lack what it asked for."""
     shape = (1, heads, tokens, tokens)
     sites = [
@@ -53,8 +53,8 @@ def told(tokens: int, heads: int) -> dict[str, object]:
         starts=(), ends=(), block=(), counts=(), planes=("mean", "low", "high"), encoding="float32",
     )  # fmt: skip
     named = {"inputs": inputs, "positions": positions, "arrays": arrays, "values": values}
-    headers = {name: protocol.to_header(message) for name, message in named.items()}
-    return {**messages(sites, SITE), **headers}
+    extra = {name: protocol.to_header(message) for name, message in named.items()}
+    return {**messages(sites, SITE), **extra}
 
 
 def main() -> None:
@@ -64,10 +64,10 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=15)
     parser.add_argument("--scroll", type=float, default=2.0, help="seconds of scrolling")
     options = parser.parse_args()
-    with page_alone() as page:
+    with open_page() as page:
         page.goto(PAGE)
         given = {"tries": options.tries, "scroll": options.scroll}
-        times = page.evaluate(SCRIPT, {**told(options.tokens, options.heads), **given})
+        times = page.evaluate(SCRIPT, {**headers(options.tokens, options.heads), **given})
     print(f"{options.tokens} tokens, {options.heads} heads: least, median, 95th percentile, in ms")
     print_table(times)
 

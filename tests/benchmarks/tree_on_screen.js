@@ -1,7 +1,7 @@
 // Run in the page by tree_on_screen.py: the widget with a mock comm, and what its updates take.
 // Messages come from Python, which knows the protocol; buffers are filled here.
 async ({ layout, state, frame: header, updates, statistics: stats, quantities, spark, figures }) => {
-  const { stream, el, find, painted, idle, fine } = await alone();
+  const { stream, el, find, painted, idle, fine } = await openWidget();
   const { sites } = layout;
   const frame = (seq) => {
     const table = new Float64Array(sites.length * (quantities * stats + figures));

@@ -13,7 +13,7 @@ import argparse
 import pathlib
 
 from nnx_inspector.screen.protocol import QUANTITIES, ROW_FIGURES, SPARK, STATISTICS
-from tests.benchmarks.alone import PAGE, Site, messages, page_alone, print_table, site
+from tests.benchmarks.widget_page import PAGE, Site, messages, open_page, print_table, site
 
 SCRIPT = pathlib.Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
 
@@ -35,7 +35,7 @@ def measured(modules: int, updates: int, pages: int) -> dict[str, list[float]]:
     told = {**messages(sites_of(modules), "blocks/1/part3"), **sizes}
     firsts: list[float] = []
     times: dict[str, list[float]] = {}
-    with page_alone() as page:
+    with open_page() as page:
         for number in range(pages):
             page.goto(PAGE)
             last = number == pages - 1

@@ -19,16 +19,6 @@ def is_explicit(mesh: Any) -> bool:
     return mesh is not None and bool(mesh.explicit_axes)
 
 
-def place(model: nnx.Module, mesh: Any) -> None:
-    """Place a model's Variables as their metadata says, and all others on each device."""
-    state = nnx.state(model)
-    specs = jax.tree.leaves(nnx.get_partition_spec(state), is_leaf=lambda one: isinstance(one, P))
-    for (_, variable), spec in zip(nnx.to_flat_state(state), specs, strict=True):
-        spec = spec if isinstance(spec, P) else P()
-        variable.set_value(jax.device_put(variable.get_value(), NamedSharding(mesh, spec)))
-    nnx.update(model, state)
-
-
 def images() -> np.ndarray:
     return np.random.default_rng(0).integers(-2, 3, (16, WIDTH)).astype(np.float32)
 

@@ -39,7 +39,8 @@ from flax import nnx  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 from mesh_functions import FUNCTIONS, World, record_error  # noqa: E402
-from mesh_models import MLP, Mapped, Text, images, place  # noqa: E402
+from mesh_models import MLP, Mapped, Text, images  # noqa: E402
+from sharded_models import place  # noqa: E402
 
 import nnx_inspector as nni  # noqa: E402
 from nnx_inspector.stats.summary import Summary  # noqa: E402

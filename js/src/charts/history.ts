@@ -31,7 +31,26 @@ export interface StepAxis {
 
 /** The place of a step on a chart of this width, and the step at a place. */
 export const stepX = ({ newest }: StepAxis, width: number, step: number): number => (newest > 0 ? (Math.min(Math.max(step, 0), newest) / newest) * (width - LEAST) + LEAST / 2 : width / 2);
-export const stepAt = ({ newest }: StepAxis, share: number): number => Math.round(Math.min(Math.max(share, 0), 1) * newest);
+const stepAt = ({ newest }: StepAxis, share: number): number => Math.round(Math.min(Math.max(share, 0), 1) * newest);
+
+/** The handlers of a chart over the steps: it reads out the step under the pointer, and holds one that is pressed. */
+export function stepPointer(axis: StepAxis, hold: (step: number) => void, point: (step: number | null) => void, gutter = 0) {
+  const step = (event: PointerEvent): number => {
+    const box = (event.currentTarget as Element).getBoundingClientRect();
+    return stepAt(axis, (event.clientX - box.left - gutter) / (box.width - gutter));
+  };
+  return {
+    onPointerDown: (event: PointerEvent): void => {
+      (event.currentTarget as Element).setPointerCapture?.(event.pointerId);
+      hold(step(event));
+    },
+    onPointerMove: (event: PointerEvent): void => {
+      point(step(event));
+      if (event.buttons & 1) hold(step(event));
+    },
+    onPointerLeave: (): void => point(null),
+  };
+}
 
 export function paintBands(area: Area, history: HistoryData, color: string, log: boolean, marks: StepAxis): void {
   const { context, palette, width, height } = area;

@@ -72,7 +72,7 @@ export function ComparePanel({ store, index }: { store: Store; index: number }) 
 
 /** The histograms of the selected site, of both passes. */
 function HistogramCards({ store, index }: { store: Store; index: number }) {
-  const measured = useDistributions(store, index).filter((one) => one.reference && [one.statistics, one.reference.figures].some((figures) => figures && figures("size") > 0));
+  const measured = useDistributions(store, index).filter((one) => one.reference && [one.statistics, one.reference.statistics].some((figures) => figures && figures("size") > 0));
   const site = store.selected.value ?? "";
   return (
     <div class="nni-cards nni-two">

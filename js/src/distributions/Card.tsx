@@ -7,7 +7,7 @@ import { useLogAxis, type AxisScale } from "../charts/axis";
 import { samplingError, toBars } from "../charts/bins";
 import { Canvas, type Area } from "../charts/Canvas";
 import { Histogram, type NotFinite } from "../charts/Histogram";
-import { paintBands, paintHeatmap, stepAt, quantilesText, type StepAxis } from "../charts/history";
+import { paintBands, paintHeatmap, quantilesText, stepPointer, type StepAxis } from "../charts/history";
 import type { HistoryData } from "../kernel/decode";
 import type { Statistic } from "../kernel/protocol";
 import { count, percent, tick } from "../ui/format";
@@ -28,25 +28,25 @@ export interface Distribution {
   /** Pairs (bin, count), if they have come. */
   readonly pairs?: Float64Array | undefined;
   /** Those that it is compared with. */
-  readonly reference?: { readonly figures: Statistics; readonly pairs?: Float64Array | undefined } | undefined;
+  readonly reference?: { readonly statistics: Statistics; readonly pairs?: Float64Array | undefined } | undefined;
   readonly history?: HistoryData | undefined;
 }
 
 /** The values that are not finite; null if all are. */
-export function notFinite(figures: Statistics): NotFinite | null {
-  const [nan, inf] = [figures("nan"), figures("posinf") + figures("neginf")];
+export function notFinite(statistics: Statistics): NotFinite | null {
+  const [nan, inf] = [statistics("nan"), statistics("posinf") + statistics("neginf")];
   const all = (nan || 0) + (inf || 0);
   if (!(all > 0)) return null;
-  return { name: [nan > 0 && "NaN", inf > 0 && "Inf"].filter(Boolean).join(", "), count: all, share: all / figures("size") };
+  return { name: [nan > 0 && "NaN", inf > 0 && "Inf"].filter(Boolean).join(", "), count: all, share: all / statistics("size") };
 }
 
 /** The one figure that says most: how many are not finite, that all are one value, or the standard deviation. */
-function headline(figures: Statistics): ComponentChildren {
-  if (Number.isNaN(figures("size"))) return "";
-  const bad = notFinite(figures);
+function headline(statistics: Statistics): ComponentChildren {
+  if (Number.isNaN(statistics("size"))) return "";
+  const bad = notFinite(statistics);
   if (bad) return <b class="nni-bad">{`${percent(bad.share)} ${bad.name}`}</b>;
-  if (figures("min") === figures("max")) return `all ${tick(figures("min"))}`;
-  return `std ${tick(figures("std"))}`;
+  if (statistics("min") === statistics("max")) return `all ${tick(statistics("min"))}`;
+  return `std ${tick(statistics("std"))}`;
 }
 
 interface Props {
@@ -114,23 +114,8 @@ function HistoryChart({ history, tone, word, log, heatmap, steps, hold, setReado
     (area: Area) => (heatmap ? paintHeatmap(area, history, area.palette[tone], steps) : paintBands(area, history, area.palette[tone], log, steps)),
     [history, tone, heatmap, log, steps],
   );
-  const under = (event: PointerEvent): number => {
-    const box = (event.currentTarget as Element).getBoundingClientRect();
-    return stepAt(steps, (event.clientX - box.left) / box.width);
-  };
   return (
-    <div
-      class="nni-history-chart"
-      onPointerDown={(event) => {
-        event.currentTarget.setPointerCapture?.(event.pointerId);
-        hold(under(event));
-      }}
-      onPointerMove={(event) => {
-        setReadout(quantilesText(history, under(event)));
-        if (event.buttons & 1) hold(under(event));
-      }}
-      onPointerLeave={() => setReadout(null)}
-    >
+    <div class="nni-history-chart" {...stepPointer(steps, hold, (step) => setReadout(step === null ? null : quantilesText(history, step)))}>
       <Canvas label={`The ${word} over ${stepsText(history.header.steps)}`} paint={paint} />
     </div>
   );

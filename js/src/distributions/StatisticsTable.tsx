@@ -31,8 +31,8 @@ interface Props {
 }
 
 export function StatisticsTable({ head, rows, before }: Props) {
-  const all = rows.flatMap((row) => [row.statistics, row.reference?.figures].filter((one) => !!one));
-  const columns = (Object.keys(STATISTIC_NAMES) as ShownStatistic[]).filter((name) => !ALARMING.has(name) || all.some((figures) => figures(name) > 0));
+  const all = rows.flatMap((row) => [row.statistics, row.reference?.statistics].filter((one) => !!one));
+  const columns = (Object.keys(STATISTIC_NAMES) as ShownStatistic[]).filter((name) => !ALARMING.has(name) || all.some((statistics) => statistics(name) > 0));
   return (
     <table class="nni-numbers" data-testid="nni-figures" style={{ "--columns": columns.length }}>
       <thead>
@@ -47,8 +47,8 @@ export function StatisticsTable({ head, rows, before }: Props) {
       </thead>
       <tbody>
         {rows.flatMap((row) => [
-          <Row key={row.name} row={row} figures={row.statistics} columns={columns} name={row.name} title={row.title} />,
-          row.reference && <Row key={`before ${row.name}`} row={row} figures={row.reference.figures} columns={columns} name={`pinned-${row.name}`} title={before} />,
+          <Row key={row.name} row={row} statistics={row.statistics} columns={columns} name={row.name} title={row.title} />,
+          row.reference && <Row key={`before ${row.name}`} row={row} statistics={row.reference.statistics} columns={columns} name={`pinned-${row.name}`} title={before} />,
         ])}
       </tbody>
     </table>
@@ -57,20 +57,20 @@ export function StatisticsTable({ head, rows, before }: Props) {
 
 interface RowProps {
   row: Distribution;
-  figures: Statistics | null;
+  statistics: Statistics | null;
   columns: readonly ShownStatistic[];
   name: string;
   title: string;
 }
 
-function Row({ row, figures, columns, name, title }: RowProps) {
+function Row({ row, statistics, columns, name, title }: RowProps) {
   return (
     <tr data-testid={isParameter(row) ? "nni-parameter" : undefined} data-site={row.path}>
       <th scope="row" class={`nni-q-${row.tone}`} title={row.hint}>
         {title}
       </th>
       {columns.map((column) => {
-        const value = figures ? figures(column) : NaN;
+        const value = statistics ? statistics(column) : NaN;
         return (
           <td
             key={column}
@@ -80,7 +80,7 @@ function Row({ row, figures, columns, name, title }: RowProps) {
             data-testid={isParameter(row) ? `nni-parameter-${column}` : `nni-stat-${name}-${column}`}
             data-value={exact(value)}
           >
-            {Number.isNaN(value) ? NOT_MEASURED : cellText(column, value, figures!("size"))}
+            {Number.isNaN(value) ? NOT_MEASURED : cellText(column, value, statistics!("size"))}
           </td>
         );
       })}

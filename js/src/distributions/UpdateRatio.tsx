@@ -4,7 +4,7 @@
 // Invariants: a ratio of 0 and one that is unknown have no place on the axis, and the title says both.
 import { useCallback, useState } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
-import { paintMarks, stepAt, stepX, type StepAxis } from "../charts/history";
+import { paintMarks, stepPointer, stepX, type StepAxis } from "../charts/history";
 import { lastAtMost } from "../kernel/bisect";
 import type { UpdatesData } from "../kernel/decode";
 import type { Site } from "../kernel/protocol";
@@ -31,10 +31,6 @@ export function UpdateRatio({ store, site, index, steps, hold }: Props) {
   const shown = at ?? steps.shown ?? steps.newest;
   const place = Math.max(lastAtMost(updates.steps.length, (i) => updates.steps[i]!, shown), 0);
   const figures = updates.header.parameters.map((path, i) => `${relativePath(path, site.key)} ${ratioText(updates.ratios[i]![place] ?? NaN)}${roundingText(updates.lost[i]![place])}`);
-  const under = (event: PointerEvent): number => {
-    const box = (event.currentTarget as Element).getBoundingClientRect();
-    return stepAt(steps, (event.clientX - box.left - GUTTER) / (box.width - GUTTER));
-  };
   return (
     <figure class="nni-ratio" data-testid="nni-ratio">
       <h4 class="nni-q-weight" title={`The norm of the change that a step makes, divided by the norm of the weights${updates.header.inside ? ", where it is largest inside this module" : ""}`}>
@@ -44,15 +40,7 @@ export function UpdateRatio({ store, site, index, steps, hold }: Props) {
           usual: {tick(USUAL_RATIOS[0])} … {tick(USUAL_RATIOS[1])}
         </span>
       </h4>
-      <div
-        class="nni-ratio-chart"
-        onPointerMove={(event) => {
-          point(under(event));
-          if (event.buttons & 1) hold(under(event));
-        }}
-        onPointerDown={(event) => hold(under(event))}
-        onPointerLeave={() => point(null)}
-      >
+      <div class="nni-ratio-chart" {...stepPointer(steps, hold, point, GUTTER)}>
         <RatioLines updates={updates} steps={steps} label={`Update divided by weight over the steps: ${figures.join(" · ")}`} />
       </div>
       <p class="nni-key">

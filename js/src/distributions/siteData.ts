@@ -25,7 +25,7 @@ export function useDistributions(store: Store, index: number): readonly Distribu
         tone: quantity,
         statistics: frame && of(frame, q),
         pairs: frame?.histograms.get(histogramKey(index, q)),
-        reference: behind ? { figures: of(behind, q), pairs: behind.histograms.get(histogramKey(index, q)) } : undefined,
+        reference: behind ? { statistics: of(behind, q), pairs: behind.histograms.get(histogramKey(index, q)) } : undefined,
         history: here,
       } satisfies Distribution;
     });
@@ -70,7 +70,7 @@ function toSiteParameter({ path, name, measured }: ParameterData, behind: FrameD
       tone,
       statistics: statisticsOf(one),
       pairs: one.pairs,
-      reference: was && !same ? { figures: statisticsOf(was), pairs: was.pairs } : undefined,
+      reference: was && !same ? { statistics: statisticsOf(was), pairs: was.pairs } : undefined,
       history: history?.header.site === index ? history : undefined,
     };
   };

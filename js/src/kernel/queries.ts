@@ -1,4 +1,5 @@
-// The units and code of the selected site, what was compiled and what lower precision would do, requested on demand.
+// The units, the code and the NNX state of the selected site, what was compiled and what lower precision
+// would do, requested on demand.
 // Invariants: at most one request of each kind is under way, and the newest one follows it; an answer
 // for a site that is no longer wanted is ignored; the longer the kernel took, the longer the next
 // request waits, so that watching does not hold up a loop.
@@ -6,10 +7,10 @@ import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Kernel } from "./bridge";
 import { decodeCasts, decodeUnits, type CastsData, type UnitsData } from "./decode";
-import type { Casts, Code, Compilations, Look, UnitFigures } from "./protocol";
+import type { Casts, Code, Compilations, Look, Nnx, UnitFigures } from "./protocol";
 
-type QueryKind = Look["what"];
-type QueryAnswer = UnitFigures | Code | Compilations | Casts;
+type QueryKind = Look["what"] | "nnx";
+type QueryAnswer = UnitFigures | Code | Compilations | Casts | Nnx;
 
 interface QueryResult<T> {
   readonly site: string;
@@ -37,6 +38,7 @@ export class SiteQueries {
   readonly code = signal<QueryResult<Code> | null>(null);
   readonly compilations = signal<QueryResult<Compilations> | null>(null);
   readonly casts = signal<QueryResult<CastsData> | null>(null);
+  readonly nnx = signal<QueryResult<Nnx> | null>(null);
 
   private readonly wishes = new Map<QueryKind, PendingQuery>();
 
@@ -77,7 +79,7 @@ export class SiteQueries {
     wish.again = false;
     wish.busy = true;
     wish.began = performance.now();
-    this.kernel.ask({ type: "look", what, site, axis }, (error) => {
+    this.kernel.ask(what === "nnx" ? { type: "show_nnx", site } : { type: "look", what, site, axis }, (error) => {
       wish.busy = false;
       const same = wish.site === site && wish.axis === axis;
       if (error !== null && same) this.failed(what, site, error);

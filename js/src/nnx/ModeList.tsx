@@ -14,7 +14,7 @@ export function ModeList({ store, page }: { store: Store; page: Nnx }) {
       {page.modes.length === 0 && <p class="nni-faint">Nothing here can be switched: no set_view, and no flag such as deterministic.</p>}
       <ul class="nni-modes">
         {page.modes.map((mode) => (
-          <ModeRow key={`${mode.module}\n${mode.name}`} store={store} mode={mode} />
+          <ModeRow key={`${mode.module}\n${mode.name}`} store={store} site={page.site} mode={mode} />
         ))}
       </ul>
       <Truncation shown={page.modes.length} total={page.modes_total} what="modes" />
@@ -22,7 +22,7 @@ export function ModeList({ store, page }: { store: Store; page: Nnx }) {
   );
 }
 
-function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
+function ModeRow({ store, site, mode }: { store: Store; site: string; mode: NnxMode }) {
   const { nnx } = store;
   const waits = store.replayNote.value !== "" || nnx.switching.value === `${mode.module}\n${mode.name}`;
   const name = `${mode.name} of ${label(mode.module)}`;
@@ -38,7 +38,7 @@ function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
           aria-label={`${name}, for inspected passes`}
           title={call}
           disabled={waits}
-          onClick={() => nnx.switchMode(mode.module, mode.name, mode.value !== true)}
+          onClick={() => nnx.switchMode(site, mode.module, mode.name, mode.value !== true)}
         >
           <span />
         </button>
@@ -59,7 +59,7 @@ function ModeRow({ store, mode }: { store: Store; mode: NnxMode }) {
       </span>
       <span>
         {mode.switched && (
-          <button type="button" class="nni-button nni-quiet-button" disabled={waits} onClick={() => nnx.switchMode(mode.module, mode.name, null)}>
+          <button type="button" class="nni-button nni-quiet-button" disabled={waits} onClick={() => nnx.switchMode(site, mode.module, mode.name, null)}>
             Undo
           </button>
         )}

@@ -2,7 +2,9 @@
 // changes, and the modes that can be switched. Invariant: while it is shown, it asks the kernel when
 // the selection or the step changes; it never shows another site's data as this one's.
 import { useEffect } from "preact/hooks";
+import { UNREACHABLE } from "../kernel/bridge";
 import type { Site } from "../kernel/protocol";
+import { useSiteQuery } from "../kernel/queries";
 import type { Store } from "../store";
 import { Graphdef } from "./Graphdef";
 import { VariableTypes } from "./VariableTypes";
@@ -10,16 +12,17 @@ import { ModeList } from "./ModeList";
 import { Variables } from "./Variables";
 
 export function NnxPanel({ store, site }: { store: Store; site: Site }) {
-  const { nnx } = store;
-  const step = store.progress.value?.step;
-  const frame = store.frame.value?.header.seq;
-  useEffect(() => nnx.ask(site.key), [nnx, site.key, step, frame]);
-  useEffect(() => () => nnx.leave(), [nnx]);
+  const { nnx, queries } = store;
+  useSiteQuery(queries, "nnx", site.key, `${store.progress.value?.step} ${store.frame.value?.header.seq}`);
+  useEffect(() => () => void (nnx.marked.value = 0), [nnx]);
 
-  const page = nnx.page.value?.site === site.key ? nnx.page.value : null;
-  const error = nnx.error.value?.site === site.key ? nnx.error.value.text : "";
+  const result = queries.nnx.value?.site === site.key ? queries.nnx.value : null;
+  const page = result?.data;
+  const failed = nnx.error.value?.site === site.key ? nnx.error.value.text : "";
+  // What is here can be viewed without a kernel, and the banner reports a missing one.
+  const error = failed || (result?.error === UNREACHABLE ? "" : (result?.error ?? ""));
   return (
-    <div class="nni-nnx" data-testid="nni-nnx" data-value={page?.site} aria-busy={nnx.asking.value && !page}>
+    <div class="nni-nnx" data-testid="nni-nnx" data-value={page?.site} aria-busy={!page && error === ""}>
       {error !== "" && (
         <p class="nni-nnx-error" role="status">
           {error}

@@ -7,12 +7,11 @@ import type { Attributed, Study } from "../kernel/protocol";
 import { PythonLine, quoted } from "../python/PythonLine";
 import type { Store } from "../store";
 import { exact, real } from "../ui/format";
-import { ButtonGroup } from "../ui/ButtonGroup";
 import { Menu } from "../ui/Menu";
 import { Select } from "../ui/Select";
 import { BesideInput } from "../values/Tiles";
 import { cellAt, colourRange } from "../values/cells";
-import { ColourBar, Legend } from "../values/Legend";
+import { ColourBar, Legend, RangeChoice } from "../values/Legend";
 import { Picture } from "../values/Picture";
 import { WordStrip } from "../words/WordStrip";
 import { StudyForm, StudyStatus, exampleQuery, TokenField, IntegerField } from "./controls";
@@ -62,10 +61,7 @@ export function AttributionOptions({ store }: { store: Store }) {
           value={wish.position}
           choose={(position) => studies.setOptions({ position })}
         />
-        <span class="nni-menu-line">
-          colours of
-          <ButtonGroup label="Range of the colours" value={studies.pixels.robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (studies.pixels.robust.value = chosen !== "all")} />
-        </span>
+        <RangeChoice robust={studies.pixels.robust} />
       </Menu>
     </StudyForm>
   );

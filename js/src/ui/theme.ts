@@ -46,6 +46,8 @@ function observe(): () => void {
 }
 
 function isDark(): boolean {
+  // JupyterLab says it by an attribute of the body, VS Code by a class of it, Colab by an attribute of the
+  // root; a page of its own says nothing, and has the theme that the person prefers.
   const { body, documentElement } = document;
   const jupyter = body.getAttribute("data-jp-theme-light");
   if (jupyter !== null) return jupyter === "false";

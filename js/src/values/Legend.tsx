@@ -1,7 +1,9 @@
 // The key to a picture of numbers: a bar of colours with a number at each end.
+import type { Signal } from "@preact/signals";
 import { useCallback, useMemo } from "preact/hooks";
 import { Canvas, type Area } from "../charts/Canvas";
 import { colours, css } from "../charts/colour";
+import { ButtonGroup } from "../ui/ButtonGroup";
 import { exact, real } from "../ui/format";
 import { dark } from "../ui/theme";
 import { isBad, colourRange, type Cells, type ColourRange } from "./cells";
@@ -16,6 +18,16 @@ export function Legend({ values, cells }: { values: Pick<PictureState, "robust" 
       <ColourBar range={range} />
       <span class={bad ? "nni-legend-bad" : "nni-legend-bad nni-hidden"}>NaN or ∞</span>
     </div>
+  );
+}
+
+/** The choice whether the colours range over most values only. */
+export function RangeChoice({ robust }: { robust: Signal<boolean> }) {
+  return (
+    <span class="nni-menu-line">
+      colours of
+      <ButtonGroup label="Range of the colours" value={robust.value ? "1–99 %" : "all"} options={["1–99 %", "all"]} choose={(chosen) => (robust.value = chosen !== "all")} />
+    </span>
   );
 }
 

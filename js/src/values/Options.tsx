@@ -6,6 +6,7 @@ import { MaskBar } from "../masks/MaskBar";
 import type { Store } from "../store";
 import { ButtonGroup } from "../ui/ButtonGroup";
 import { Menu } from "../ui/Menu";
+import { RangeChoice } from "./Legend";
 import { NumberInput } from "../ui/NumberInput";
 import { Select } from "../ui/Select";
 import { fixedIndex, lengthOf, possibleViews, sliderAxes, MOST_TILES, type ViewAxes, type View } from "./layout";
@@ -87,15 +88,7 @@ function ValuesMenu({ store, site }: Props) {
         </span>
       )}
       {array && shown && <Sliders values={values} array={array} shown={shown} inputs={store.inputs} examples />}
-      <span class="nni-menu-line">
-        colours of
-        <ButtonGroup
-          label="Range of the colours"
-          value={values.robust.value ? "1–99 %" : "all"}
-          options={["1–99 %", "all"]}
-          choose={(chosen) => (values.robust.value = chosen !== "all")}
-        />
-      </span>
+      <RangeChoice robust={values.robust} />
       {masked && !showsMask(store, masked.mask) && (
         <span class="nni-menu-line">
           <MaskBar mask={masked.mask} what="places of the picture" editing={store.editingMask} change={masked.change} />

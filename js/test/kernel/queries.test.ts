@@ -4,31 +4,36 @@ import { SiteQueries } from "../../src/kernel/queries";
 import { MockKernel } from "../helpers/kernel";
 import { units } from "../helpers/messages";
 
-describe("Looks", () => {
+describe("queries", () => {
   beforeEach(() => void vi.useFakeTimers());
   afterEach(() => void vi.useRealTimers());
 
   it("has one request under way, and the newest wish follows it", () => {
     const kernel = new MockKernel();
-    const looks = new SiteQueries(kernel);
-    looks.request("units", "a");
-    looks.request("units", "b");
-    looks.request("units", "c");
-    looks.request("code", "c");
-    expect(kernel.asked).toEqual([{ type: "look", what: "units", site: "a", axis: -1 }, { type: "look", what: "code", site: "c", axis: -1 }]);
-    looks.receive(...units(4, "a"));
-    expect(looks.units.value, "nobody wants it any more").toBeNull();
+    const queries = new SiteQueries(kernel);
+    queries.request("units", "a");
+    queries.request("units", "b");
+    queries.request("units", "c");
+    queries.request("code", "c");
+    queries.request("nnx", "c");
+    expect(kernel.asked).toEqual([
+      { type: "look", what: "units", site: "a", axis: -1 },
+      { type: "look", what: "code", site: "c", axis: -1 },
+      { type: "show_nnx", site: "c" },
+    ]);
+    queries.receive(...units(4, "a"));
+    expect(queries.units.value, "nobody wants it any more").toBeNull();
     kernel.settles[0](null);
-    expect(kernel.asked[2]).toEqual({ type: "look", what: "units", site: "c", axis: -1 });
-    looks.receive(...units(4, "c"));
-    expect(looks.units.value?.site).toBe("c");
+    expect(kernel.asked[3]).toEqual({ type: "look", what: "units", site: "c", axis: -1 });
+    queries.receive(...units(4, "c"));
+    expect(queries.units.value?.site).toBe("c");
   });
 
-  it("looks again at the same site only a while after the answer, longer after a long one", () => {
+  it("asks again at the same site only a while after the answer, longer after a long one", () => {
     const kernel = new MockKernel();
-    const looks = new SiteQueries(kernel);
-    looks.request("units", "a");
-    looks.request("units", "a");
+    const queries = new SiteQueries(kernel);
+    queries.request("units", "a");
+    queries.request("units", "a");
     vi.advanceTimersByTime(1000);
     kernel.settles[0](null);
     vi.advanceTimersByTime(3999);
@@ -36,25 +41,25 @@ describe("Looks", () => {
     vi.advanceTimersByTime(2);
     expect(kernel.asked).toHaveLength(2);
     kernel.settles[1](null);
-    looks.request("units", "b");
+    queries.request("units", "b");
     expect(kernel.asked, "another site at once").toHaveLength(3);
     kernel.settles[2](null);
-    looks.request("units", "b");
-    looks.forget("units");
+    queries.request("units", "b");
+    queries.forget("units");
     vi.advanceTimersByTime(60_000);
     expect(kernel.asked, "not for a panel that is gone").toHaveLength(3);
   });
 
   it("keeps what was seen beside the text of what is wrong now", () => {
     const kernel = new MockKernel();
-    const looks = new SiteQueries(kernel);
-    looks.request("units", "a");
-    looks.receive(...units(4, "a"));
+    const queries = new SiteQueries(kernel);
+    queries.request("units", "a");
+    queries.receive(...units(4, "a"));
     kernel.settles[0](null);
-    looks.request("units", "a");
+    queries.request("units", "a");
     vi.advanceTimersByTime(500);
     kernel.settles[1]("a step has the arrays");
-    expect(looks.units.value).toMatchObject({ site: "a", error: "a step has the arrays" });
-    expect(looks.units.value?.data?.header.units).toBe(4);
+    expect(queries.units.value).toMatchObject({ site: "a", error: "a step has the arrays" });
+    expect(queries.units.value?.data?.header.units).toBe(4);
   });
 });

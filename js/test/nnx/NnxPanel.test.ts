@@ -1,16 +1,12 @@
 // The panel of a module as NNX sees it: what it asks, when, and what of the answer is on screen.
-import { afterEach, beforeEach, expect, it, vi } from "vitest";
-import { NnxState, LEAST_PAUSE_MS } from "../../src/nnx/state";
+import { afterEach, beforeEach, expect, it } from "vitest";
 import { settle } from "../helpers/kernel";
 import { startView, type TestView, openTab } from "../helpers/view";
 import { mode, node, page, variable } from "../helpers/nnx";
 
 let { control, stream, find, all, end } = {} as TestView;
 beforeEach(async () => void ({ control, stream, find, all, end } = await startView()));
-afterEach(() => {
-  end();
-  vi.useRealTimers();
-});
+afterEach(() => end());
 
 async function open(answer = {}): Promise<void> {
   await openTab(find, "nnx");
@@ -99,32 +95,4 @@ it("says why a module cannot be shown", async () => {
   control.emit({ type: "reply", id: asked["id"], ok: false, error: "NNX has no module at 'x'." });
   await settle();
   expect(find("nni-nnx")!.textContent).toBe("NNX has no module at 'x'.");
-});
-
-it("asks one thing at a time, the last, and rests in between", () => {
-  vi.useFakeTimers();
-  const asked: { site: string; settle: (error: string | null) => void }[] = [];
-  const nnx = new NnxState({
-    ask: (request, settle) => {
-      asked.push({ site: (request as { site: string }).site, settle: settle! });
-      return asked.length;
-    },
-  });
-  nnx.ask("a");
-  nnx.ask("a");
-  nnx.ask("b");
-  expect(asked.map((a) => a.site)).toEqual(["a"]);
-  nnx.receive(page("a", { id: 7 }));
-  expect(nnx.page.value).toBeNull();
-  nnx.receive(page("a", { id: 1 }));
-  asked[0].settle(null);
-  vi.advanceTimersByTime(LEAST_PAUSE_MS);
-  expect(asked.map((a) => a.site)).toEqual(["a", "b"]);
-  asked[1].settle(null);
-  vi.advanceTimersByTime(60_000);
-  expect(asked).toHaveLength(2);
-  nnx.ask("b");
-  nnx.leave();
-  vi.advanceTimersByTime(60_000);
-  expect(asked).toHaveLength(3);
 });

@@ -32,6 +32,7 @@ export function makeArranger(source: BlobPart): Arranger {
   };
   let worker = startWorker(url);
   if (worker) {
+    // A content security policy may let the worker be made and refuse its script only now.
     worker.onerror = () => {
       worker = null;
       waiting.forEach(inPage);

@@ -1,6 +1,6 @@
-// Runs before the page's own scripts: `alone()` is the widget with mock comms, without a kernel, and
+// Runs before the page's own scripts: `openWidget()` is the widget with mock comms, without a kernel, and
 // the clocks that the programs beside this file share.
-window.alone = async (answer = () => {}) => {
+window.openWidget = async (answer = () => {}) => {
   const widget = (await import("/widget.js")).default;
   const model = (role) => {
     const handlers = [];

@@ -1,6 +1,6 @@
 """The widget on a page of its own in a real Chromium, without a kernel, for programs that time what
-it draws: its messages come from them, made by the protocol. `alone.js` is the part on the page. The
-front end must be built.
+it draws: its messages come from them, made by the protocol. `widget_page.js` is the part on the
+page. The front end must be built.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Site = protocol.Site
 
 
 @contextlib.contextmanager
-def page_alone() -> Iterator[Page]:
+def open_page() -> Iterator[Page]:
     """A page that has the widget's files; `page.goto(PAGE)` begins anew."""
     types = {"widget.js": "text/javascript", "widget.css": "text/css"}
     # a notebook shows code and headings before any widget: these fonts are there already
