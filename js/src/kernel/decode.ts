@@ -32,7 +32,7 @@ export interface FrameData {
   readonly histograms: ReadonlyMap<string, Float64Array>;
   /** [site, quantity, SPARK]. */
   readonly sparklines: Uint8Array;
-  /** [site, ROW_FIGURES]: read it with `rowFigure`. */
+  /** [site, ROW_FIGURES]: read it with `rowStatistic`. */
   readonly rows: Float64Array;
   /** The parameters of the selected site. */
   readonly parameters: readonly ParameterData[];

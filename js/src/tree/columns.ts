@@ -96,7 +96,7 @@ export function defaultColumns(layout: Layout, perturbed: boolean, updates: bool
 }
 
 /** The least width of the module's own column, which gets the width that remains: of the longest name two badges and
- * its place in the tree included, but no more than `NAME_MOST` pixels or a third. */
+ * its place in the tree included, but no more than `NAME_WIDTH` pixels or a third. */
 const NAME_WIDTH = 112;
 const GAP = 8;
 

@@ -1,6 +1,6 @@
 // Cells painted as pictures: one for each tile, side by side, each cell a crisp rectangle; and the
 // way back from a place on the canvas to an element. Invariant: painting and pointer use the same
-// `Places`.
+// `TileLayout`.
 import type { Area } from "../charts/Canvas";
 import { shortenWord } from "../inputs/state";
 import { isBad, type Cells, type ColourRange } from "./cells";

@@ -19,7 +19,7 @@ describe("bits", () => {
 
 const A = { site: "a", units: 8, axis: -1, columns: 0 };
 
-describe("Masks", () => {
+describe("mask requests", () => {
   const mask = (id: number, hex: string): Perturbation => perturbation(id, "a", { kind: "Mask", units: 8, mask: hex });
 
   it("adds one, then sets it; one request at a time, and the newest wish follows", () => {
