@@ -107,14 +107,14 @@ function App({ store, bridge }: Props) {
         ) : alone ? (
           <Banner store={store} bridge={bridge} />
         ) : (
-          <Parts store={store} bridge={bridge} layout={layout} root={root} />
+          <Sections store={store} bridge={bridge} layout={layout} root={root} />
         )}
       </div>
     </div>
   );
 }
 
-function Parts({ store, bridge, layout, root }: Props & { layout: Layout; root: { readonly current: HTMLElement | null } }) {
+function Sections({ store, bridge, layout, root }: Props & { layout: Layout; root: { readonly current: HTMLElement | null } }) {
   const [findings, setFindings] = useState(false);
   const closeFindings = (): void => {
     setFindings(false);

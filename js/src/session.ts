@@ -5,7 +5,7 @@
 import { connect, mount } from "./App";
 import type { Model } from "./kernel/bridge";
 import { sessions, streams, type Session } from "./kernel/globals";
-import { hideSavedState } from "./saved";
+import { hideSavedState } from "./savedState";
 
 export function sessionOf(inspector: string): Session {
   const known = sessions().get(inspector);

@@ -2,7 +2,7 @@
 // Invariant: both are synchronous (an `initialize` of more than 2 s leaves a model deaf) and only
 // hand over to the session of the model's inspector.
 import type { Context } from "./kernel/globals";
-import { dropSource } from "./saved";
+import { dropSource } from "./savedState";
 import { sessionOf } from "./session";
 
 function initialize(context: Context): void {

@@ -64,7 +64,7 @@ function HeadTable({ of: { header, steps, figures }, shown, newest }: { of: Choi
                   {(row === 0 || name !== "router_entropy") && (
                     <span>
                       <svg viewBox="0 0 100 16" preserveAspectRatio="none" aria-hidden="true">
-                        <path d={line(steps, rows[row]!, newest, scale)} vector-effect="non-scaling-stroke" />
+                        <path d={linePath(steps, rows[row]!, newest, scale)} vector-effect="non-scaling-stroke" />
                       </svg>
                       {text(rows[row]![at]!)}
                     </span>
@@ -81,7 +81,7 @@ function HeadTable({ of: { header, steps, figures }, shown, newest }: { of: Choi
 }
 
 /** A line over the steps, in a box of 100 by 16. */
-function line(steps: Float64Array, values: Float64Array, newest: number, scale: Scale): string {
+function linePath(steps: Float64Array, values: Float64Array, newest: number, scale: Scale): string {
   let [path, pen] = ["", "M"];
   values.forEach((value, i) => {
     if (Number.isFinite(value)) path += `${pen}${((100 * steps[i]!) / Math.max(newest, 1)).toFixed(1)} ${(15 - 14 * scale.at(value)).toFixed(1)}h.1`;

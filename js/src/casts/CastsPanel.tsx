@@ -40,10 +40,10 @@ export function CastsPanel({ store, site }: { store: Store; site: Site }) {
       <tbody>
         {rows.map(({ row, figures }) => (
           <tr key={`${row.site} ${row.name}`} data-testid="nni-cast" data-site={row.site}>
-            <th scope="row" title={named ? nameOf(row) : undefined}>
+            <th scope="row" title={named ? rowName(row) : undefined}>
               {named ? (
                 <button type="button" class="nni-link" onClick={() => store.select(row.site)}>
-                  {nameOf(row)}
+                  {rowName(row)}
                 </button>
               ) : (
                 row.name
@@ -80,4 +80,4 @@ export function CastsPanel({ store, site }: { store: Store; site: Site }) {
   );
 }
 
-const nameOf = ({ site, name }: CastRow): string => `${site || "model"} · ${name}`;
+const rowName = ({ site, name }: CastRow): string => `${site || "model"} · ${name}`;

@@ -71,7 +71,7 @@ export function Histogram({ bars, log, quantity, tone, word, other = NO_BARS, ba
     event.stopPropagation();
     go(Math.min(Math.max((at ?? (step > 0 ? -1 : drawn.length)) + step, 0), drawn.length - 1));
   };
-  const said = [sampling || `${count(all)} values`, bars.length > 0 ? summary(bars) : "no finite value", bad ? `${count(bad.count)} ${bad.name}` : ""];
+  const said = [sampling || `${count(all)} values`, bars.length > 0 ? quantileText(bars) : "no finite value", bad ? `${count(bad.count)} ${bad.name}` : ""];
 
   return (
     <div class="nni-hist" data-bad={bad ? "" : undefined}>
@@ -90,10 +90,10 @@ export function Histogram({ bars, log, quantity, tone, word, other = NO_BARS, ba
         {ticks.map((t) => (
           <line key={t.value} class="nni-grid" x1={t.at * WIDTH} x2={t.at * WIDTH} y1={0} y2={HEIGHT} />
         ))}
-        <path class={`nni-bar-${tone}`} d={drawn.map((bar) => (bar === cut ? "" : outline(bar, y(bar)))).join("")} />
-        {cut && <path class={`nni-bar-${tone} nni-cut`} d={outline(cut, y(cut))} />}
+        <path class={`nni-bar-${tone}`} d={drawn.map((bar) => (bar === cut ? "" : barPath(bar, y(bar)))).join("")} />
+        {cut && <path class={`nni-bar-${tone} nni-cut`} d={barPath(cut, y(cut))} />}
         {chart && chart.other.length > 0 && <path class="nni-outline" data-testid={`nni-behind-${quantity}`} d={outlineOf({ ...chart, top: highest }, WIDTH, HEIGHT)} />}
-        {active && <path class="nni-active-bar" d={outline(active, y(active))} />}
+        {active && <path class="nni-active-bar" d={barPath(active, y(active))} />}
         <line class="nni-axis" x1={0} x2={WIDTH} y1={HEIGHT} y2={HEIGHT} />
       </svg>
       {cut && (
@@ -123,11 +123,11 @@ export function Histogram({ bars, log, quantity, tone, word, other = NO_BARS, ba
   );
 }
 
-function outline(bar: PlacedBar, y: number): string {
+function barPath(bar: PlacedBar, y: number): string {
   const width = Math.max((bar.to - bar.from) * WIDTH - 0.6, 0.8);
   return `M${(bar.from * WIDTH).toFixed(2)} ${HEIGHT}V${y.toFixed(2)}h${width.toFixed(2)}V${HEIGHT}z`;
 }
 
-function summary(bars: readonly Bar[]): string {
+function quantileText(bars: readonly Bar[]): string {
   return `median about ${real(quantile(bars, 0.5))}, 1 % to 99 % from about ${real(quantile(bars, 0.01))} to ${real(quantile(bars, 0.99))}`;
 }

@@ -14,12 +14,12 @@ export function Sparkline({ heights, width, height, label }: Props) {
   const said = label ? { role: "img" as const, "aria-label": label } : { "aria-hidden": true };
   return (
     <svg class="nni-sparkline" width={width} height={height} {...said}>
-      <path d={outline(heights, width, height)} />
+      <path d={areaPath(heights, width, height)} />
     </svg>
   );
 }
 
-function outline(heights: Uint8Array, width: number, height: number): string {
+function areaPath(heights: Uint8Array, width: number, height: number): string {
   const [step, low] = [width / SPARK, height - 1];
   let path = `M0 ${low}`;
   for (let i = 0; i < SPARK; i++) path += `V${(low - (heights[i] / 255) * (low - 1)).toFixed(1)}H${(i + 1) * step}`;
@@ -37,8 +37,8 @@ export function HistogramPair({ hex, tone }: { hex: string; tone: string }) {
   const heights = parseHeights(hex);
   return (
     <svg class="nni-shapes" viewBox="0 0 96 20" preserveAspectRatio="none" aria-hidden="true">
-      <path class={`nni-bar-${tone}`} d={outline(heights.subarray(0, SPARK), 96, 20)} />
-      <path class="nni-outline" d={outline(heights.subarray(SPARK), 96, 20)} />
+      <path class={`nni-bar-${tone}`} d={areaPath(heights.subarray(0, SPARK), 96, 20)} />
+      <path class="nni-outline" d={areaPath(heights.subarray(SPARK), 96, 20)} />
     </svg>
   );
 }

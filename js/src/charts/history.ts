@@ -77,7 +77,7 @@ export function paintBands(area: Area, history: HistoryData, color: string, log:
     context.stroke();
     if (single) context.fillRect(x(from) - 3, y(quantiles[from * QUANTILES + MEDIAN]) - 1, 6, 2);
   }
-  const ends: readonly number[] = log ? [history.edges[history.edges.length - 1], history.edges[0]] : finiteRange(quantiles);
+  const ends: readonly number[] = log ? [history.edges[history.edges.length - 1], history.edges[0]] : valueEnds(quantiles);
   paintMarks(area, marks, stepsWithoutValue(history));
   paintRange(context, palette, height, ends);
 }
@@ -185,7 +185,7 @@ function rgb(context: CanvasRenderingContext2D, color: string): number[] {
 }
 
 /** The greatest and the least value; [] if nothing was ever finite. */
-function finiteRange(quantiles: Float64Array): number[] {
+function valueEnds(quantiles: Float64Array): number[] {
   let [low, high] = [Infinity, -Infinity];
   for (const q of quantiles) {
     if (!Number.isFinite(q)) continue;
@@ -196,6 +196,6 @@ function finiteRange(quantiles: Float64Array): number[] {
 }
 
 function quantileScale(quantiles: Float64Array): Scale {
-  const [high = 1, low = 0] = finiteRange(quantiles);
+  const [high = 1, low = 0] = valueEnds(quantiles);
   return low < high ? linear(low, high) : linear(low - 0.5, high + 0.5);
 }

@@ -1,6 +1,6 @@
 // What a live model leaves in the metadata of a notebook.
 import { afterEach, expect, it, vi } from "vitest";
-import { hideSavedState, dropSource } from "../src/saved";
+import { hideSavedState, dropSource } from "../src/savedState";
 import { Store } from "../src/store";
 import { MockKernel } from "./helpers/kernel";
 import { layout } from "./helpers/messages";
