@@ -42,7 +42,7 @@ import jax  # noqa: E402 - it reads the above when imported
 import pytest  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 from hypothesis_examples import LONG  # noqa: E402
-from random_draws import draw_powers_of_two  # noqa: E402
+from random_arrays import draw_powers_of_two  # noqa: E402
 
 draw_powers_of_two()
 

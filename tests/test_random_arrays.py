@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from random_draws import DRAW_NAMES
+from random_arrays import DRAW_NAMES
 
 
 @pytest.mark.parametrize("name", DRAW_NAMES)
