@@ -82,7 +82,7 @@ class Bar:
         self.button = ipywidgets.Button(description="Stop", tooltip=f"Stop the {what}")
         self.button.on_click(lambda _: self._stop.set())
         private = importlib.import_module("nnx_inspector._compat.ipykernel")
-        private.answer_where_addressed(self.button.comm)
+        private.disable_reply_subshell(self.button.comm)
         listening = importlib.import_module("nnx_inspector.screen.listener.listener")
         self._listener: Any = listening.listener()
         self._listener.listen(self.button.model_id or "", self._on_message)

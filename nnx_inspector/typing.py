@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         def val(self) -> Any: ...
 
     class Equation(Protocol):
-        """What jax's `JaxprEqn` and `eager.Equation` have."""
+        """What jax's `JaxprEqn` and `eager.EagerEquation` have."""
 
         @property
         def primitive(self) -> Primitive: ...

@@ -17,11 +17,11 @@ import jax
 
 from nnx_inspector._compat import jit
 
-_RESULTS: dict[str, tuple[Any, Any]] = {
+_NAN_CHECKS: dict[str, tuple[Any, Any]] = {
     "jax_debug_nans": (jax.debug_nans, False),
     "jax_debug_infs": (jax.debug_infs, False),
 }
-_PROGRAMS: dict[str, tuple[Any, Any]] = {
+_JIT_AND_TRANSFERS: dict[str, tuple[Any, Any]] = {
     "jax_transfer_guard_host_to_device": (jax.transfer_guard_host_to_device, "allow"),
     "jax_transfer_guard_device_to_host": (jax.transfer_guard_device_to_host, "allow"),
     "jax_transfer_guard_device_to_device": (jax.transfer_guard_device_to_device, "allow"),
@@ -31,8 +31,8 @@ _PROMOTION: dict[str, tuple[Any, Any]] = {
     "jax_numpy_rank_promotion": (jax.numpy_rank_promotion, "allow"),
     "jax_numpy_dtype_promotion": (jax.numpy_dtype_promotion, "standard"),
 }
-_UNCHECKED = _RESULTS | _PROGRAMS
-_OURS = _UNCHECKED | _PROMOTION
+_UNCHECKED_JIT = _NAN_CHECKS | _JIT_AND_TRANSFERS
+_INTERNAL = _UNCHECKED_JIT | _PROMOTION
 
 
 # A jitted function that was traced before the hooks were opened would otherwise run its old
@@ -51,36 +51,30 @@ def replace_hooks_key(key: object) -> None:
     hooks_key(key).__enter__()  # the end of that context undoes this one too
 
 
-@contextlib.contextmanager
-def unchecked() -> Iterator[None]:
+def unchecked_jit() -> contextlib.AbstractContextManager[None]:
     """For our programs that contain the user's code: compiled, and their results go unchecked."""
-    with _holding(_UNCHECKED):
-        yield
+    return _set(_UNCHECKED_JIT)
 
 
-@contextlib.contextmanager
-def results_unchecked() -> Iterator[None]:
+def without_nan_checks() -> contextlib.AbstractContextManager[None]:
     """For a program that also returns numbers of our own, which may be NaN on purpose."""
-    with _holding(_RESULTS):
-        yield
+    return _set(_NAN_CHECKS)
 
 
 @contextlib.contextmanager
 def internal_config() -> Iterator[None]:
     """For arithmetic of our own, also within a trace: traced once, whatever hooks are open."""
-    with _holding(_OURS), contextlib.nullcontext() if hooks_key.value is None else hooks_key(None):
+    with _set(_INTERNAL), contextlib.nullcontext() if hooks_key.value is None else hooks_key(None):
         yield
 
 
-@contextlib.contextmanager
-def jitted() -> Iterator[None]:
+def jit_enabled() -> contextlib.AbstractContextManager[None]:
     """For our trace of the user's code, and its evaluation: compiled, with checked results."""
-    with _holding(_PROGRAMS):
-        yield
+    return _set(_JIT_AND_TRANSFERS)
 
 
 @contextlib.contextmanager
-def _holding(wanted: dict[str, tuple[Any, Any]]) -> Iterator[None]:
+def _set(wanted: dict[str, tuple[Any, Any]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, (setting, value) in wanted.items():
             # usually the setting is right already; a context would slow down each eager call
@@ -90,7 +84,7 @@ def _holding(wanted: dict[str, tuple[Any, Any]]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def named_programs() -> Iterator[None]:
+def names_in_cache_key() -> Iterator[None]:
     """For programs whose names are read: a cache on disk gives no program with other names."""
     from jax._src import config
 
@@ -101,7 +95,7 @@ def named_programs() -> Iterator[None]:
 
 def forbids_nan() -> bool:
     """Whether the user wants an error if their code produces a NaN or an Inf."""
-    return any(getattr(jax.config, name) for name in _RESULTS)
+    return any(getattr(jax.config, name) for name in _NAN_CHECKS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +105,10 @@ class Configuration:
     local: tuple[tuple[Any, Any], ...] = ()
 
     @staticmethod
-    def here() -> Configuration:
+    def current() -> Configuration:
         """The current settings of this thread."""
         return Configuration(jit.local_settings())
 
-    def held(self) -> contextlib.AbstractContextManager[None]:
+    def applied(self) -> contextlib.AbstractContextManager[None]:
         """A context under which code runs with these settings, in any thread."""
         return jit.with_local_settings(self.local)

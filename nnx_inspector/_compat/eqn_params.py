@@ -22,7 +22,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector.typing import Equation, Jaxpr, OpenJaxpr, Params, Value
 
 
-def with_inputs(params: Params, jaxpr: object, inputs: int, *, outputs: int = 0) -> Params:
+def jit_with(params: Params, jaxpr: object, inputs: int, *, outputs: int = 0) -> Params:
     """A jit's parameters for a jaxpr that takes so many more inputs before the others, and returns
     so many more outputs after the others.
     """
@@ -72,7 +72,7 @@ def while_with(params: Params, jaxpr: Jaxpr, *, consts: int = 0, carry: int = 0)
     """
     inputs = jaxprs.open_jaxpr(jaxpr)[0].invars
     test, _ = jaxprs.open_jaxpr(params["cond_jaxpr"])
-    more = [jaxprs.variable(v.aval) for v in inputs[len(inputs) - carry :]]
+    more = [jaxprs.new_var(v.aval) for v in inputs[len(inputs) - carry :]]
     changed = jaxprs.closed_like(params["cond_jaxpr"], test.replace(invars=[*test.invars, *more]))
     return {
         **params,
@@ -113,8 +113,8 @@ def shard_map_with(
     changed = {
         **params,
         "jaxpr": jaxpr,
-        "in_specs": _joined((whole,) * inputs, params["in_specs"]),
-        "out_specs": _joined(params["out_specs"], (rows,) * outputs),
+        "in_specs": _join_specs((whole,) * inputs, params["in_specs"]),
+        "out_specs": _join_specs(params["out_specs"], (rows,) * outputs),
     }
     # The type of a result outside is that inside with the manual axes multiplied in again; jax
     # computes it while it traces a shard_map, and nowhere else. It can go when a shard_map's jaxpr
@@ -142,7 +142,7 @@ def inside_shard_map(params: Params) -> Iterator[None]:
         yield
 
 
-def _joined(*parts: Any) -> Value:
+def _join_specs(*parts: Any) -> Value:
     """Specs of a shard_map in one: a tuple, or a tree if one of them is a tree of jax 0.12."""
     if all(isinstance(part, tuple) for part in parts):
         return tuple(x for part in parts for x in part)
@@ -171,7 +171,7 @@ def scan_parts(
     return consts, carry, xs
 
 
-def devices_of(equation: Equation) -> int:
+def device_count(equation: Equation) -> int:
     """The number of devices (along the axes it makes manual) that run a shard_map's function."""
     mesh, axes = equation.params["mesh"], equation.params["newly_manual_axes"]
     return math.prod(mesh.shape[axis] for axis in axes)
@@ -206,7 +206,7 @@ def is_recomputation(equation: Equation) -> bool:
     return bool(equation.params.get("differentiated")) and equation.primitive.name in jaxprs.REMAT
 
 
-def bind_whole(jaxpr: OpenJaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
+def bind_as_jit(jaxpr: OpenJaxpr, consts: Sequence[Value], values: Sequence[Value]) -> list[Value]:
     """Run a jaxpr under a trace as one equation, a jit.
 
     To evaluate it would bind each equation anew, which takes as long as to trace them. jax has no
@@ -217,5 +217,5 @@ def bind_whole(jaxpr: OpenJaxpr, consts: Sequence[Value], values: Sequence[Value
     bare = jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars])
     (empty,) = jaxprs.open_jaxpr(jax.make_jaxpr(jax.jit(lambda: ()))())[0].eqns
     whole = jaxprs.closed_like(empty.params["jaxpr"], bare)
-    params = with_inputs(empty.params, whole, len(bare.invars), outputs=len(bare.outvars))
+    params = jit_with(empty.params, whole, len(bare.invars), outputs=len(bare.outvars))
     return list(empty.primitive.bind(*consts, *values, **params))

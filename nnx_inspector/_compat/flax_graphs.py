@@ -94,7 +94,7 @@ def graph_nodes(root: object) -> Iterator[tuple[tuple[Value, ...], Any, bool]]:
             yield path, node, again
             if again or found is None:
                 continue
-        plain = _tagging.get(id(found), found)  # listing a model takes nothing apart
+        plain = _original_nodes.get(id(found), found)  # listing a model takes nothing apart
         for key, child in reversed(plain.node_dict(node).items()):
             kind = type(child)
             is_node = kinds.get(kind)
@@ -106,7 +106,7 @@ def graph_nodes(root: object) -> Iterator[tuple[tuple[Value, ...], Any, bool]]:
                 stack.append(((*path, key), child))
 
 
-def structure_of(graphdef: GraphDef) -> Any:
+def comparable_structure(graphdef: GraphDef) -> Any:
     """What graphdefs with the same structure have in common, to be compared with `==`.
 
     A tuple takes one and the same object for equal, as a NaN or a table is not to itself. From
@@ -129,7 +129,7 @@ def _kind_of(cls: type) -> str:
     return "tree" if registered or issubclass(cls, tuple) else ""
 
 
-def links_within(root: object) -> set[tuple[int, Any, int]] | None:
+def module_links(root: object) -> set[tuple[int, Any, int]] | None:
     """`(object, key, module within it)` of all modules of `root`, by their `id`; None if an object
     is only half there, because an interrupt came while flax wrote it back.
 
@@ -139,7 +139,7 @@ def links_within(root: object) -> set[tuple[int, Any, int]] | None:
     links: set[tuple[int, Any, int]] = set()
     met = {id(root)}
     stack: list[tuple[int, tuple[Value, ...], Iterable[tuple[Any, Any]] | None]]
-    stack = [(id(root), (), _data_of(root))]
+    stack = [(id(root), (), _data_attributes(root))]
     while stack:
         owner, within, values = stack.pop()
         if values is None:
@@ -151,14 +151,14 @@ def links_within(root: object) -> set[tuple[int, Any, int]] | None:
             if kind in ("module", "object"):
                 if id(value) not in met:
                     met.add(id(value))
-                    stack.append((id(value), (), _data_of(value)))
+                    stack.append((id(value), (), _data_attributes(value)))
             elif kind:
                 tree = cast(graphlib.NodeImpl[Any, Any, Any], graphlib.get_node_impl(value))
                 stack.append((owner, (*within, key), tree.node_dict(value).items()))
     return links
 
 
-def _data_of(node: Any) -> Iterable[tuple[Any, Any]] | None:
+def _data_attributes(node: Any) -> Iterable[tuple[Any, Any]] | None:
     values = vars(node)
     if not node._pytree__is_pytree:
         return values.items()
@@ -168,11 +168,11 @@ def _data_of(node: Any) -> Iterable[tuple[Any, Any]] | None:
     return [(key, values[key]) for key, data in every if data and key in values]
 
 
-_tagging: dict[int, Any] = {}
-"""The implementation of each class by that of `swap_graph_node` which replaces it now."""
+_original_nodes: dict[int, Any] = {}
+"""The implementation of each class by that of `patch_graph_node` which replaces it now."""
 
 
-def hold(variable: Variable[Any], value: object) -> None:
+def set_raw_value(variable: Variable[Any], value: object) -> None:
     """Let a Variable hold a value, also one that belongs to an enclosing trace.
 
     There flax refuses any change, since the value might outlast the trace: the caller puts the
@@ -186,16 +186,19 @@ def hold(variable: Variable[Any], value: object) -> None:
         object.__setattr__(variable, "_raw_value", value)
 
 
-Undone = Callable[[Callable[[], None]], object]
+AddUndo = Callable[[Callable[[], None]], object]
 
 
-def swap_graph_node(
-    cls: type, tag_of: Callable[[Value], Value], arrived: Callable[[Any, Any], None], undone: Undone
+def patch_graph_node(
+    cls: type,
+    tag_of: Callable[[Value], Value],
+    on_filled: Callable[[Any, Any], None],
+    add_undo: AddUndo,
 ) -> None:
-    """Let graph traversals carry a tag for each object of `cls`; `undone` gets what undoes it.
+    """Let graph traversals carry a tag for each object of `cls`; `add_undo` gets what undoes it.
 
     `tag_of(node)` gives the tag to put into a graphdef (None for none; an empty tag equals none).
-    `arrived(node, tag)` is called when an object is filled from a graphdef. This affects only
+    `on_filled(node, tag)` is called when an object is filled from a graphdef. This affects only
     flax's graph traversal (split, merge, the transforms), not `jax.tree` functions over the model.
     The objects themselves stay as they are.
     """
@@ -224,21 +227,21 @@ def swap_graph_node(
                     tag, attributes[i] = value.tag, (key, value.plain)
                 break
         original.init(node, attributes)
-        arrived(node, tag)
+        on_filled(node, tag)
 
-    swapped = dataclasses.replace(original, flatten=flatten, init=init)
+    patched = dataclasses.replace(original, flatten=flatten, init=init)
 
     def undo() -> None:
-        _tagging.pop(id(swapped), None)  # undoing it again has no effect
-        if graphlib.GRAPH_REGISTRY.get(cls) is swapped:
+        _original_nodes.pop(id(patched), None)  # undoing it again has no effect
+        if graphlib.GRAPH_REGISTRY.get(cls) is patched:
             graphlib.GRAPH_REGISTRY[cls] = original
 
-    undone(undo)
+    add_undo(undo)
     # flax takes a module apart by what is registered for its class, and has no hook there. A copy
     # that is merged within a transform is another object: the tag is how it is known as the module
     # that it was split from. Without it, modules within `nnx.scan`, `nnx.vmap` and `nnx.jit` would
     # have no path. It can go when a graphdef says which module it was made of.
-    graphlib.GRAPH_REGISTRY[cls], _tagging[id(swapped)] = swapped, original
+    graphlib.GRAPH_REGISTRY[cls], _original_nodes[id(patched)] = patched, original
 
 
 def _tagged(value: object, tag: object) -> Any:
@@ -275,7 +278,7 @@ def _compared_in_code(frame: types.FrameType | None) -> bool:
     return code.co_code[frame.f_lasti] == _COMPARE
 
 
-def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
+def _is_copy_of_transform(frame: types.FrameType | None) -> bool:
     """Whether flax is copying a module to the new object that replaces it in a transform.
 
     All other code that flattens one module and fills another within a trace makes a clone.
@@ -287,14 +290,14 @@ def _moves_a_stand_in(frame: types.FrameType | None) -> bool:
     return frame.f_code.co_name in ("wrapper", "snapshot")  # treemap_copy_args, snapshot
 
 
-def swap_pytree_nodes(
-    tag_of: Callable[[Value], Value], arrived: Callable[[Any, Any, bool], None], undone: Undone
+def patch_pytree_nodes(
+    tag_of: Callable[[Value], Value], on_filled: Callable[[Any, Any, bool], None], add_undo: AddUndo
 ) -> None:
-    """Let treedefs carry a tag for each module; `undone` gets what undoes it.
+    """Let treedefs carry a tag for each module; `add_undo` gets what undoes it.
 
     Modules travel by treedef in tree mode (`graph=False`), and as arguments of `jax.jit` itself.
     `tag_of(module)` gives the tag (None for none; an empty tag equals none).
-    `arrived(module, tag, moved)` is called when a module is filled again.
+    `on_filled(module, tag, moved)` is called when a module is filled again.
     """
     cls = pytreelib.Pytree
     flattens = (cls._pytree__flatten, cls._pytree__flatten_with_paths)
@@ -306,8 +309,8 @@ def swap_pytree_nodes(
             tag = tag_of(node) if NODES in static_keys else None
             if tag is not None:
                 at = static_keys.index(NODES)
-                stand_in = _with_tag(static[at], tag)
-                static = (*static[:at], stand_in, *static[at + 1 :])
+                tagged = _with_tag(static[at], tag)
+                static = (*static[:at], tagged, *static[at + 1 :])
             return children, (node_keys, static_keys, static)
 
         return flatten
@@ -320,30 +323,30 @@ def swap_pytree_nodes(
         if tags:
             static = tuple(v.plain if isinstance(v, TaggedNodes) else v for v in static)
         node = original_unflatten(cls, (node_keys, static_keys, static), children)
-        moved = bool(tags) and _moves_a_stand_in(sys._getframe(2))
-        arrived(node, tags[0] if tags else None, moved)
+        moved = bool(tags) and _is_copy_of_transform(sys._getframe(2))
+        on_filled(node, tags[0] if tags else None, moved)
         return node
 
     # The same for a module as a pytree, which jax takes apart by these three functions. They are
     # registered with jax once for each class, and cannot be registered again: so their code is
     # redirected.
-    redirect(unflatten, unflattened, original_unflatten, undone)
+    redirect(unflatten, unflattened, original_unflatten, add_undo)
     for function in flattens:
         original = copy_of(function)
-        redirect(function, flattening(original), original, undone)
+        redirect(function, flattening(original), original, add_undo)
 
 
 # ------------------------------------------------------------------- linen
 
 
-def linen_applies() -> int:
+def linen_depth() -> int:
     """How many nested `apply` and `init` of Linen modules are under way in this thread."""
     from flax.linen import module
 
     return len(module._context.capture_stack)
 
 
-def linen_dry_run(module: Any) -> bool:
+def is_linen_dry_run(module: Any) -> bool:
     """Whether a Linen module runs without variables, only to check what its setup does."""
     from flax.linen.module import TestScope
 
@@ -365,12 +368,11 @@ def outermost_linen_interceptor(interceptor: Function) -> Iterator[None]:
         stack.remove(interceptor)
 
 
-def swap_linen_jit_key(
-    more: Callable[[Value], Value], undone: Callable[[Callable[[], None]], object]
+def patch_linen_jit_key(
+    more: Callable[[Value], Value], add_undo: Callable[[Callable[[], None]], object]
 ) -> None:
-    """Make `more(module)` part of the key of programs of `linen.jit`; `undone` gets what undoes it.
-
-    If `more(module)` is None, the key stays as it is.
+    """Make `more(module)` part of the key of programs of `linen.jit`, unless it is None; `add_undo`
+    gets what undoes it.
     """
     from flax.linen import transforms
 
@@ -384,7 +386,7 @@ def swap_linen_jit_key(
     def undo() -> None:
         cls.from_module = original
 
-    undone(undo)
+    add_undo(undo)
     # `linen.jit` keeps its programs by the module's hash, and would run one without our hooks. It
     # can go when it takes jax's user contexts into its key, as `jax.jit` does.
     cls.from_module = classmethod(from_module)  # type: ignore[assignment]

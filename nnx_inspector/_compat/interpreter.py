@@ -19,7 +19,7 @@ Bind = Callable[..., PyTree]
 
 
 @contextlib.contextmanager
-def interpreted(rule: Callable[[Any, Sequence[Value], Params, Bind], Any]) -> Iterator[None]:
+def interpret(rule: Callable[[Any, Sequence[Value], Params, Bind], Any]) -> Iterator[None]:
     """Within the context, `rule(primitive, values, params, bind)` gives the results of each
     primitive; `bind()` gives its usual results.
 
@@ -29,7 +29,7 @@ def interpreted(rule: Callable[[Any, Sequence[Value], Params, Bind], Any]) -> It
     changed.
     """
     outer = core.trace_ctx.trace
-    with core.set_current_trace(_Interpreted(outer, rule)):
+    with core.set_current_trace(_InterpreterTrace(outer, rule)):
         yield
 
 
@@ -40,13 +40,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def kept_apart() -> str:
+def opaque_primitive() -> str:
     """The name of the primitive whose function the rule cannot enter and that runs here, or ""."""
     return _thread.apart
 
 
 @contextlib.contextmanager
-def _apart(primitive: Any) -> Iterator[None]:
+def _within_opaque(primitive: Any) -> Iterator[None]:
     before, _thread.apart = _thread.apart, primitive.name
     try:
         yield
@@ -55,12 +55,12 @@ def _apart(primitive: Any) -> Iterator[None]:
 
 
 @lu.transformation2
-def _run_apart(function: Function, primitive: object, /, *values: object) -> PyTree:
-    with _apart(primitive):
+def _run_within_opaque(function: Function, primitive: object, /, *values: object) -> PyTree:
+    with _within_opaque(primitive):
         return function(*values)
 
 
-class _Interpreted(core.Trace):
+class _InterpreterTrace(core.Trace):
     """A trace without tracers of its own: its values are those of the enclosing trace."""
 
     def __init__(self, outer: Any, rule: Any):
@@ -100,7 +100,7 @@ class _Interpreted(core.Trace):
         # cannot be shown. On plain arrays no rule is asked, and the function runs like any other
         # code.
         if any(map(is_tracer, tracers)):
-            with core.set_current_trace(self._outer), _apart(primitive):
+            with core.set_current_trace(self._outer), _within_opaque(primitive):
                 return self._outer.process_custom_jvp_call(primitive, fun, jvp, tracers, **params)
         with core.set_current_trace(self):
             return fun.call_wrapped(*tracers)
@@ -117,8 +117,8 @@ class _Interpreted(core.Trace):
     ) -> PyTree:
         if any(map(is_tracer, tracers)):
             # these two may run after this call
-            fwd, bwd = (_run_apart(rule, primitive) for rule in (fwd, bwd))
-            with core.set_current_trace(self._outer), _apart(primitive):
+            fwd, bwd = (_run_within_opaque(rule, primitive) for rule in (fwd, bwd))
+            with core.set_current_trace(self._outer), _within_opaque(primitive):
                 return self._outer.process_custom_vjp_call(
                     primitive, fun, fwd, bwd, tracers, **params
                 )
@@ -129,7 +129,7 @@ class _Interpreted(core.Trace):
         self, primitive: object, fun: Any, tracers: Sequence[Value], /, **params: Value
     ) -> PyTree:
         def bind() -> PyTree:
-            with core.set_current_trace(self._outer), _apart(primitive):
+            with core.set_current_trace(self._outer), _within_opaque(primitive):
                 return self._outer.process_shard_map(primitive, fun, tracers, **params)
 
         results: list[Value] = []
@@ -164,7 +164,7 @@ class _Interpreted(core.Trace):
         return getattr(self._outer, name)  # methods of some traces only
 
 
-class _Operations(_Interpreted):
+class _OperationsTrace(_InterpreterTrace):
     """As above, but a function with its own derivative is one primitive; `body()` traces it."""
 
     def process_custom_jvp_call(
@@ -231,17 +231,19 @@ class _Operations(_Interpreted):
 
 
 @contextlib.contextmanager
-def operations(rule: Callable[[Any, Sequence[Value], Params, Bind], Any]) -> Iterator[None]:
-    """As `interpreted`, for operations; `bind(values, params)` runs one with other operands."""
-    with core.set_current_trace(_Operations(core.trace_ctx.trace, rule)):
+def interpret_operations(
+    rule: Callable[[Any, Sequence[Value], Params, Bind], Any],
+) -> Iterator[None]:
+    """As `interpret`, for operations; `bind(values, params)` runs one with other operands."""
+    with core.set_current_trace(_OperationsTrace(core.trace_ctx.trace, rule)):
         yield
 
 
 @contextlib.contextmanager
-def past_operations() -> Iterator[None]:
-    """Within the context an enclosing `operations` gets no primitive of this trace."""
+def bypass_operations() -> Iterator[None]:
+    """Within the context an enclosing `interpret_operations` gets no primitive of this trace."""
     trace = core.trace_ctx.trace
-    with core.set_current_trace(trace._outer if isinstance(trace, _Operations) else trace):
+    with core.set_current_trace(trace._outer if isinstance(trace, _OperationsTrace) else trace):
         yield
 
 

@@ -24,7 +24,7 @@ Message: TypeAlias = Any
 """A message of Jupyter, as its session has it."""
 
 
-def kernel_here() -> Kernel | None:
+def current_kernel() -> Kernel | None:
     """The kernel of this process, or None: a script, a terminal."""
     if "IPython" not in sys.modules:
         return None
@@ -33,7 +33,7 @@ def kernel_here() -> Kernel | None:
     return getattr(get_ipython(), "kernel", None)
 
 
-def reads_shell_by(kernel: Kernel) -> Literal["thread", "queue", "other"]:
+def shell_reader(kernel: Kernel) -> Literal["thread", "queue", "other"]:
     """Who reads the shell socket: a thread of its own, or the thread of the cells, into a queue.
 
     "other" is a kernel in which messages cannot be seen while a cell runs.
@@ -54,7 +54,7 @@ def reads_shell_by(kernel: Kernel) -> Literal["thread", "queue", "other"]:
 # ------------------------------------------------------------------- a thread
 
 
-def take_before(kernel: Kernel, take: Callable[[Frames], bool]) -> None:
+def intercept_shell(kernel: Kernel, take: Callable[[Frames], bool]) -> None:
     """Offer each message to `take` first, in the thread that reads the shell socket.
 
     What it returns False for takes its usual way, in order.
@@ -75,7 +75,7 @@ def take_before(kernel: Kernel, take: Callable[[Frames], bool]) -> None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Queued:
+class QueuedMessage:
     """A message in the kernel's queue.
 
     Attributes:
@@ -88,7 +88,7 @@ class Queued:
     item: object
 
 
-def queue_arrived(kernel: Kernel) -> None:
+def flush_shell_to_queue(kernel: Kernel) -> None:
     """Let the kernel queue what has arrived on the shell socket, as it does between two cells.
 
     Only for the thread that runs the cells. No message is lost to an interrupt meanwhile.
@@ -99,21 +99,21 @@ def queue_arrived(kernel: Kernel) -> None:
     if not stream.closed() and stream.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
         # An interrupt between reading it and queueing it would lose it: an execute request that
         # never ends.
-        with _interrupted_later():
+        with _deferred_interrupt():
             stream.flush(zmq.POLLIN)
 
 
-def queued_after(kernel: Kernel, number: int) -> list[Queued]:
+def messages_after(kernel: Kernel, number: int) -> list[QueuedMessage]:
     """What the kernel has queued since the message of this number, oldest first."""
     queue = kernel.msg_queue._queue
     if not queue or queue[-1][0] <= number:
         return []
     new = [item for item in list(queue) if item[0] > number]
     usual = kernel.dispatch_shell
-    return [Queued(x[0], x[2][0] if x[1] == usual else None, x) for x in new]
+    return [QueuedMessage(x[0], x[2][0] if x[1] == usual else None, x) for x in new]
 
 
-def take_from_queue(kernel: Kernel, one: Queued) -> bool:
+def remove_from_queue(kernel: Kernel, one: QueuedMessage) -> bool:
     """Take a message out of the queue, from any thread; False if the kernel has taken it."""
     try:
         kernel.msg_queue._queue.remove(one.item)
@@ -123,7 +123,7 @@ def take_from_queue(kernel: Kernel, one: Queued) -> bool:
 
 
 @contextlib.contextmanager
-def _interrupted_later() -> Iterator[None]:
+def _deferred_interrupt() -> Iterator[None]:
     usual = signal.getsignal(signal.SIGINT)
     if not callable(usual):  # ignored, or not Python's to put back
         yield
@@ -138,7 +138,7 @@ def _interrupted_later() -> Iterator[None]:
             usual(*came[0])
 
 
-def runs_a_cell() -> bool:
+def is_in_cell() -> bool:
     """Whether this thread is within the code of a cell."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -186,22 +186,22 @@ def comm_message(kernel: Kernel, frames: object) -> CommMessage | None:
     return CommMessage(comm, subshell, data, message["buffers"], message)
 
 
-def say_status(kernel: Kernel, state: Literal["busy", "idle"], parent: object) -> None:
+def send_status(kernel: Kernel, state: Literal["busy", "idle"], parent: object) -> None:
     """Tell the front end how the kernel is because of a message; any thread may."""
     topic = kernel._topic("status")
     content = {"execution_state": state}
     kernel.session.send(kernel.iopub_socket, "status", content, parent=parent, ident=topic)
 
 
-def let_this_thread_send() -> None:
+def allow_thread_to_send() -> None:
     """Let comms send from this thread, which in ipykernel 7.0 only threads of the kernel's may."""
-    kernel = kernel_here()
+    kernel = current_kernel()
     parent = getattr(kernel, "_shell_parent", None)
     if isinstance(parent, contextvars.ContextVar) and not hasattr(kernel, "_shell_context"):
         parent.set(parent.get({}))
 
 
-def answer_where_addressed(comm: object) -> None:
+def disable_reply_subshell(comm: object) -> None:
     """Let each message on a comm be handled where the browser addresses it: by its subshell, or by
     the shell.
 
@@ -216,6 +216,6 @@ def answer_where_addressed(comm: object) -> None:
         comm._reply_subshell_for = lambda data, default: default  # type: ignore[attr-defined]
 
 
-def cell_of(kernel: Kernel) -> Message:
+def cell_request(kernel: Kernel) -> Message:
     """The message whose code runs in the thread of the cells."""
     return kernel.get_parent("shell")

@@ -32,12 +32,12 @@ from nnx_inspector.typing import (
 REMAT = frozenset(["remat2", "remat", "checkpoint"])
 """The names of jax's remat primitive."""
 JITS = frozenset(["jit", "pjit"])
-PLACING = frozenset(
+PLACEMENTS = frozenset(
     {"device_put", "layout_constraint", "mesh_cast", "pcast", "pvary", "reshard"}
     | {"sharding_constraint"}
 )
 """The primitives that only say on which devices a value lies."""
-SAME = PLACING | {"copy", "copy_p", "optimization_barrier", "name"}
+IDENTITIES = PLACEMENTS | {"copy", "copy_p", "optimization_barrier", "name"}
 """jax's primitives whose results are their operands."""
 
 
@@ -66,7 +66,7 @@ def jaxprs_in(params: Params) -> Iterator[Jaxpr]:
                 yield item
 
 
-def with_jaxprs(params: Params, change: Callable[[Value], Value]) -> Params:
+def map_jaxprs(params: Params, change: Callable[[Value], Value]) -> Params:
     """An equation's parameters with changed jaxprs; the same object if `change` changes none."""
     new: Params = {}
     for name, value in params.items():
@@ -78,10 +78,10 @@ def with_jaxprs(params: Params, change: Callable[[Value], Value]) -> Params:
     return {**params, **new} if new else params
 
 
-def retraced(jaxpr: Jaxpr, run: Function) -> Value:
+def retrace(jaxpr: Jaxpr, run: Function) -> Value:
     """A jaxpr of the same kind, traced from `run(*inputs)`; the same object if that fails."""
     bare, _ = open_jaxpr(jaxpr)
-    if not is_simple(jaxpr):
+    if not has_array_inputs(jaxpr):
         return jaxpr
     avals = [v.aval for v in bare.invars]
 
@@ -95,7 +95,7 @@ def retraced(jaxpr: Jaxpr, run: Function) -> Value:
     return new if type(new) is type(jaxpr) else new.jaxpr if not new.consts else jaxpr
 
 
-def edited(
+def edit_jaxpr(
     jaxpr: Jaxpr,
     *,
     inputs: Sequence[object] = (),
@@ -124,13 +124,13 @@ def edited(
     return closed_like(jaxpr, new)
 
 
-def is_simple(jaxpr: Jaxpr) -> bool:
+def has_array_inputs(jaxpr: Jaxpr) -> bool:
     """Whether a jaxpr's inputs are arrays: no references, and no types of hijax."""
     bare, _ = open_jaxpr(jaxpr)
     return all(type(v.aval).__name__ == "ShapedArray" for v in (*bare.constvars, *bare.invars))
 
 
-def variable(aval: Aval) -> Var:
+def new_var(aval: Aval) -> Var:
     """A new variable of a type, for an input of a jaxpr or an output of an equation."""
     # Variables are compared by identity, so new ones never meet those of a program. jax.extend.core
     # has the class without a public way to make one.
@@ -138,22 +138,22 @@ def variable(aval: Aval) -> Var:
     return found
 
 
-class _Typed:
-    """See `typed`."""
+class _AvalArgument:
+    """See `aval_argument`."""
 
     def __init__(self, aval: Any):
         self.aval, self.shape, self.dtype = aval, aval.shape, aval.dtype
 
 
-def typed(aval: object) -> Value:
+def aval_argument(aval: object) -> Value:
     """A type as an argument of `jax.make_jaxpr`.
 
     jax knows the type of an argument by the class of the argument. A `ShapeDtypeStruct`, its own
     stand-in for an array, cannot say all that is in a type (the memory space in jax 0.10). This one
     has the very type that a variable has, so that what is traced fits in where the variable is.
     """
-    core.pytype_aval_mappings.setdefault(_Typed, lambda x: x.aval)
-    return _Typed(aval)
+    core.pytype_aval_mappings.setdefault(_AvalArgument, lambda x: x.aval)
+    return _AvalArgument(aval)
 
 
 def closed_like(own: Any, bare: OpenJaxpr) -> Value:
@@ -161,7 +161,7 @@ def closed_like(own: Any, bare: OpenJaxpr) -> Value:
     return bare if open_jaxpr(own)[0] is own else own.replace(jaxpr=bare)
 
 
-def stacked(aval: Aval, length: int) -> Value:
+def stacked_aval(aval: Aval, length: int) -> Value:
     """The type of what a scan of so many iterations makes of an output of each."""
     # On an explicit mesh the type also says how the new axis lies on the devices, which is more
     # than a shape and a dtype.
@@ -196,7 +196,7 @@ def literal(value: np.ndarray | np.generic) -> Atom:
     return found
 
 
-def scopes() -> tuple[str, ...]:
+def current_named_scopes() -> tuple[str, ...]:
     """The names of the `jax.named_scope`s that are open in this trace, outermost first."""
     # The name stack is what XProf shows. jax writes it into each equation, and has no public way to
     # read it. Without it, an operation within a `jax.named_scope` would lose that part of its name.
@@ -204,7 +204,7 @@ def scopes() -> tuple[str, ...]:
     return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))
 
 
-def writes(jaxpr: Jaxpr) -> set[str]:
+def state_writes(jaxpr: Jaxpr) -> set[str]:
     """The kinds of state that a jaxpr writes to, including its inner jaxprs.
 
     "ref": a `jax.Ref`. "hijax": a Variable that is a single value for jax (flax 0.12.8 traces it
@@ -220,7 +220,7 @@ def writes(jaxpr: Jaxpr) -> set[str]:
         elif name == "set_variable":
             found.add("hijax")
         for inner in sub_jaxprs(equation):
-            found |= writes(inner)
+            found |= state_writes(inner)
     return found
 
 
@@ -277,14 +277,14 @@ def bind(equation: Equation, values: Sequence[object]) -> list[Array]:
         try:
             out = equation.primitive.bind(*values, **params)
         except api_util.InternalFloatingPointError as error:  # jax's own jit would handle it
-            _bind_apart(equation, values)
+            _bind_one_by_one(equation, values)
             raise FloatingPointError(
                 f"invalid value ({error.ty}) encountered in {equation.primitive}"
             ) from None
     return list(out) if equation.primitive.multiple_results else [out]
 
 
-def _bind_apart(equation: Equation, values: Sequence[object]) -> None:
+def _bind_one_by_one(equation: Equation, values: Sequence[object]) -> None:
     """Run a jit's inner equations one by one, as jax does to find the one that makes a NaN."""
     for jaxpr in sub_jaxprs(equation) if equation.primitive.name in JITS else ():
         inner, consts = open_jaxpr(jaxpr)
@@ -294,7 +294,7 @@ def _bind_apart(equation: Equation, values: Sequence[object]) -> None:
             env.update(zip(each.outvars, bind(each, read), strict=True))
 
 
-def as_function(jaxpr: Any, consts: Sequence[object]) -> Value:
+def jaxpr_as_fun(jaxpr: Any, consts: Sequence[object]) -> Value:
     """A jaxpr as a function of its inputs, which returns the list of its outputs."""
     return lambda *values: jax.core.eval_jaxpr(jaxpr, consts, *values)
 
@@ -304,13 +304,13 @@ def context_of(equation: Equation) -> contextlib.AbstractContextManager[None]:
     return equation.ctx.manager
 
 
-def no_tangent(x: object) -> Value:
+def zero_tangent(x: object) -> Value:
     """The tangent of a value that nothing differentiates."""
     aval: Aval = jax.typeof(x)
     return ad.Zero(aval.to_tangent_aval())
 
 
-def identity(name: str) -> Primitive:
+def identity_primitive(name: str) -> Primitive:
     """A primitive that returns its first operand as it is, whatever the others and its parameters;
     it has no rule for derivatives and for vmap yet.
     """
@@ -321,7 +321,7 @@ def identity(name: str) -> Primitive:
     return primitive
 
 
-def without_tangent(
+def nondifferentiable_primitive(
     name: str,
     value: Callable[..., jax.Array],
     kind: Callable[..., Aval],
@@ -341,7 +341,7 @@ def without_tangent(
 
     def jvp(operands: Sequence[object], _: object, **params: object) -> tuple[Value, Value]:
         out = primitive.bind(*operands, **params)
-        return out, no_tangent(out)
+        return out, zero_tangent(out)
 
     ad.primitive_jvps[primitive] = jvp
     batching.primitive_batchers[primitive] = batch

@@ -50,7 +50,7 @@ def outermost_program() -> Any:
     return found
 
 
-def is_of_here(x: object) -> bool:
+def is_current_tracer(x: object) -> bool:
     """Whether a tracer belongs to what is being traced: it may be used, and has not leaked."""
     trace = core.trace_ctx.trace
     while hasattr(trace, "_outer"):  # `interpreter` traces nothing itself
@@ -61,7 +61,7 @@ def is_of_here(x: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Origin:
+class OuterValue:
     """What a value is outside the transforms that it has entered.
 
     Attributes:
@@ -75,7 +75,7 @@ class Origin:
     given: bool
 
 
-def origin_of(x: Value) -> Origin:
+def outer_value(x: Value) -> OuterValue:
     """What an array or a tracer is outside `vmap`, `grad` and the like, up to the next program."""
     while is_tracer(x):
         # Each transformation wraps a value in a tracer of its own: a BatchTracer has it as `val`, a
@@ -84,22 +84,22 @@ def origin_of(x: Value) -> Origin:
         # that was merged within `nnx.vmap` or `nnx.grad` could not be told from a teacher of equal
         # shapes. It can go when jax can say what a tracer stands for.
         if isinstance(x, partial_eval.DynamicJaxprTracer):
-            return Origin(x.val, _without_hold(x._trace), x.parent is None)
+            return OuterValue(x.val, _weak_key(x._trace), x.parent is None)
         inner = getattr(x, "primal", None)
         inner = getattr(x, "val", None) if inner is None else inner
         if inner is None:
-            return Origin(x, _without_hold(x._trace), given=False)
+            return OuterValue(x, _weak_key(x._trace), given=False)
         x = inner
-    return Origin(x, None, given=False)
+    return OuterValue(x, None, given=False)
 
 
-def _without_hold(trace: object) -> Hashable:
+def _weak_key(trace: object) -> Hashable:
     found = weakref.ref(trace)
     hash(found)  # kept from now on: it cannot be computed once the trace is gone
     return found
 
 
-def names_of_inputs(jaxpr: OpenJaxpr) -> tuple[str, tuple[str, ...]]:
+def input_names(jaxpr: OpenJaxpr) -> tuple[str, tuple[str, ...]]:
     """The function that a bare jaxpr was traced from, with its line, and what it calls each input:
     `"state['a'].value"`, or "" if jax does not know; no names if it knows none.
     """
@@ -107,13 +107,13 @@ def names_of_inputs(jaxpr: OpenJaxpr) -> tuple[str, tuple[str, ...]]:
     return jaxpr.debug_info.func_src_info, names if len(names) == len(jaxpr.invars) else ()
 
 
-def names_of_results(jaxpr: OpenJaxpr) -> tuple[str, ...]:
+def result_names(jaxpr: OpenJaxpr) -> tuple[str, ...]:
     """What a bare jaxpr calls each output: `"result[0]['a']"`; none if jax knows none."""
     names: tuple[str, ...] = tuple(jaxpr.debug_info.result_paths or ())
     return names if len(names) == len(jaxpr.outvars) else ()
 
 
-def vmaps_here() -> list[Value]:
+def current_vmaps() -> list[Value]:
     """The identity of each `vmap` that is being traced here, innermost first.
 
     Those around a jitted or scanned function, or around `interpreter.interpreted`, are not here.
@@ -175,7 +175,7 @@ def compilation_events(listener: Callable[[str, float, str], None]) -> Callable[
 
 
 @dataclasses.dataclass(frozen=True)
-class Miss:
+class CacheMiss:
     """Why jax traces a function of the user although it may have traced it before.
 
     Attributes:
@@ -196,18 +196,18 @@ class Miss:
     changes: tuple[str, ...]
 
 
-_misses = threading.Lock()
-_miss_listeners: list[Callable[[Miss], None]] = []
+_misses_lock = threading.Lock()
+_miss_listeners: list[Callable[[CacheMiss], None]] = []
 _EXPLAINS: Final = "jax_explain_cache_misses"
 _LOGGERS: Final = ("interpreters.partial_eval", "compiler", "compilation_cache")
-_OF_A_FILE: Final = (
+_DISK_CACHE_MESSAGES: Final = (
     "PERSISTENT COMPILATION CACHE MISS",
     "Not writing persistent",
     "Writing %s to persistent",
 )
 
 
-def cache_misses(listener: Callable[[Miss], None]) -> Callable[[], None]:
+def cache_misses(listener: Callable[[CacheMiss], None]) -> Callable[[], None]:
     """Call `listener` for each trace of a function of the user, in its thread, before it is traced;
     returns an undo function.
 
@@ -219,25 +219,25 @@ def cache_misses(listener: Callable[[Miss], None]) -> Callable[[], None]:
     hands the comparison to a listener.
 
     jax takes a call in another context (a setting, our hooks) for the most similar one, whatever
-    its arguments are; `_by_arguments` makes it the least similar. Otherwise a step whose batch has
-    a new shape would be explained by our hooks, if it ever ran without them.
+    its arguments are; `_rank_by_arguments` makes it the least similar. Otherwise a step whose batch
+    has a new shape would be explained by our hooks, if it ever ran without them.
     """
-    with _misses:
+    with _misses_lock:
         _miss_listeners.append(listener)
         if len(_miss_listeners) == 1 and not getattr(jax.config, _EXPLAINS):
             for name in _LOGGERS:
-                logging.getLogger(f"jax._src.{name}").addFilter(_not_logged)
-            partial_eval.diff_tracing_cache_keys = _by_arguments
+                logging.getLogger(f"jax._src.{name}").addFilter(_filter_record)
+            partial_eval.diff_tracing_cache_keys = _rank_by_arguments
             jax.config.update(_EXPLAINS, True)
 
     def undo() -> None:
-        with _misses:
+        with _misses_lock:
             _miss_listeners.remove(listener)
-            if not _miss_listeners and _not_logged in _logger().filters:
+            if not _miss_listeners and _filter_record in _logger().filters:
                 jax.config.update(_EXPLAINS, False)
                 partial_eval.diff_tracing_cache_keys = _difference_of_keys
                 for name in _LOGGERS:
-                    logging.getLogger(f"jax._src.{name}").removeFilter(_not_logged)
+                    logging.getLogger(f"jax._src.{name}").removeFilter(_filter_record)
 
     return undo
 
@@ -245,7 +245,7 @@ def cache_misses(listener: Callable[[Miss], None]) -> Callable[[], None]:
 _difference_of_keys: Callable[[Any, Any], tuple[Value, ...]] = partial_eval.diff_tracing_cache_keys
 
 
-def _by_arguments(new: Value, old: Value) -> tuple[Value, ...]:
+def _rank_by_arguments(new: Value, old: Value) -> tuple[Value, ...]:
     rank, *rest = _difference_of_keys(new, old)
     return (rank + 10 * (new[0] != old[0]), *rest)
 
@@ -254,17 +254,17 @@ def _logger() -> logging.Logger:
     return logging.getLogger(f"jax._src.{_LOGGERS[0]}")
 
 
-def _not_logged(record: logging.LogRecord) -> bool:
+def _filter_record(record: logging.LogRecord) -> bool:
     """Whether a message is none of those that jax logs only under the setting."""
     if str(record.msg).startswith("TRACING CACHE MISS"):
-        miss = _miss_of(record.getMessage())
+        miss = _parse_miss(record.getMessage())
         for listener in tuple(_miss_listeners):
             listener(miss)
         return False
-    return not str(record.msg).startswith(_OF_A_FILE)
+    return not str(record.msg).startswith(_DISK_CACHE_MESSAGES)
 
 
-def _miss_of(text: str) -> Miss:
+def _parse_miss(text: str) -> CacheMiss:
     """What jax says of a miss; a form of its text that is not known has no kind.
 
     jax also says of a new function that it has "seen another function defined on the same line".
@@ -282,7 +282,7 @@ def _miss_of(text: str) -> Miss:
     kind = next((kind for said, kind in kinds.items() if said in text), "")
     changes = re.split(r"^  \* ", text, flags=re.MULTILINE)[1:]
     called, _ = source_of_caller()
-    return Miss(
+    return CacheMiss(
         function=name.rpartition(".")[2],
         defined=at or "",
         called=called,

@@ -26,7 +26,7 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.typing import Aval, Function, Value
 
-Type = jax.ShapeDtypeStruct
+ShapeDtype = jax.ShapeDtypeStruct
 ARRAY_STATS: Final = "nnx_inspector_array_stats"
 APPLY: Final = "nnx_inspector_apply"
 FUNCTIONS: Final = (
@@ -40,14 +40,14 @@ FUNCTIONS: Final = (
 )
 _SUFFIX: Final = {"linux": "linux.so", "darwin": "macos.dylib", "win32": "windows.dll"}
 _MACHINE: Final = {"amd64": "x86_64", "arm64": "aarch64"}
-_BUILT: Final = pathlib.Path(__file__).parents[1] / "static"
+_FOLDER: Final = pathlib.Path(__file__).parents[1] / "static"
 
 
 def library_path() -> pathlib.Path:
     """Where `js/hatch_build.py` puts the library for a machine like this one."""
     machine = platform.machine().lower()
     name = f"native-{_MACHINE.get(machine, machine)}-{_SUFFIX.get(sys.platform, sys.platform)}"
-    return _BUILT / name
+    return _FOLDER / name
 
 
 @functools.cache
@@ -65,17 +65,17 @@ def has_functions() -> bool:
     return True
 
 
-def serves(devices: int) -> bool:
+def can_call_on(devices: int) -> bool:
     """Whether a program for so many CPUs can call them: XLA would gather a sharded array first."""
     return devices == 1 and has_functions()
 
 
-def serves_here() -> bool:
+def can_call_everywhere() -> bool:
     """Whether every program of this process can call the functions, if it is one for CPUs."""
-    return serves(jax.device_count())
+    return can_call_on(jax.device_count())
 
 
-def devices_of(context: Any) -> int:
+def lowering_devices(context: Any) -> int:
     """Among how many devices XLA divides a program that is being lowered: 1 where each device has a
     program of its own, as in a shard_map over all axes; 0 if it is not known.
     """
@@ -95,7 +95,7 @@ def call(
 
     In place, its first result overwrites its first array, which XLA copies if it is still needed.
     """
-    types = [Type(x.shape, x.dtype) for x in out]
+    types = [ShapeDtype(x.shape, x.dtype) for x in out]
     attributes = {name: _attribute(value) for name, value in how.items()}
     aliases = {0: 0} if in_place else None
     return list(jax.ffi.ffi_call(name, types, input_output_aliases=aliases)(*args, **attributes))
@@ -107,7 +107,7 @@ def _attribute(value: float | tuple[int, ...]) -> Value:
     return np.float32(value) if isinstance(value, float) else np.int32(value)
 
 
-def in_the_width(program: Function) -> Function:
+def with_x64_of_operands(program: Function) -> Function:
     """`program` for a lowering, which may happen when 64 bits are off again."""
 
     def lowered(*args: Value, **how: Value) -> Value:
@@ -118,7 +118,7 @@ def in_the_width(program: Function) -> Function:
     return lowered
 
 
-def lower_for_a_cpu(
+def register_cpu_lowering(
     primitive: Primitive,
     program: Function,
     in_c: Function,
@@ -132,18 +132,18 @@ def lower_for_a_cpu(
     """
     several = primitive.multiple_results
     with_c, without = (
-        mlir.lower_fun(in_the_width(f), multiple_results=several) for f in (in_c, program)
+        mlir.lower_fun(with_x64_of_operands(f), multiple_results=several) for f in (in_c, program)
     )
 
     def rule(ctx: Any, *args: object, **how: object) -> Value:
         module = ctx.module_context
         if module.lowering_parameters.for_export:
             return without(ctx, *args, **how)
-        devices = devices_of(ctx)
+        devices = lowering_devices(ctx)
         if devices > 1 and in_parts is not None:
-            f = in_the_width(functools.partial(in_parts, devices=devices))
+            f = with_x64_of_operands(functools.partial(in_parts, devices=devices))
             return mlir.lower_fun(f, multiple_results=several)(ctx, *args, **how)
-        return (with_c if serves(devices) else without)(ctx, *args, **how)
+        return (with_c if can_call_on(devices) else without)(ctx, *args, **how)
 
     # A lowering by platform keeps one traced program for all of them: the choice is made where XLA
     # compiles it, also in a program that a CPU and a GPU share. `jax.lax.platform_dependent` would
@@ -151,10 +151,10 @@ def lower_for_a_cpu(
     mlir.register_lowering(primitive, rule, platform="cpu")
 
 
-def by_rows(
+def native_primitive(
     name: str,
     program: Callable[..., Sequence[jax.Array]],
-    results: Callable[..., Sequence[Type]],
+    results: Callable[..., Sequence[ShapeDtype]],
     *,
     attributes: tuple[str, ...] = (),
     work: int = 0,
@@ -183,14 +183,14 @@ def by_rows(
             one = jax.vmap(one)
         return one(*args)
 
-    def found(args: Sequence[Value], rows: int) -> list[Type]:
-        arrays = [Type(x.shape[rows:], x.dtype) for x in args]
+    def found(args: Sequence[Value], rows: int) -> list[ShapeDtype]:
+        arrays = [ShapeDtype(x.shape[rows:], x.dtype) for x in args]
         leading = args[0].shape[:rows]
-        return [Type((*leading, *x.shape), x.dtype) for x in results(*arrays)]
+        return [ShapeDtype((*leading, *x.shape), x.dtype) for x in results(*arrays)]
 
     def in_c(*args: object, rows: int, **how: Value) -> Sequence[jax.Array]:
         out = found(args, rows)
-        memory = [Type((work,), np.dtype(np.uint32))] if work else []
+        memory = [ShapeDtype((work,), np.dtype(np.uint32))] if work else []
         return call(name, [*out, *memory], *args, rows=rows, **how)[: len(out)]
 
     def types(*args: Value, rows: int, **_: Any) -> list[Aval]:
@@ -210,24 +210,26 @@ def by_rows(
     ) -> Value:
         pairs = list(zip(args, dims, strict=True))
         like = next((x, d) for x, d in pairs if d is not None)
-        out = primitive.bind(*(_rows_of(x, d, *like) for x, d in pairs), rows=rows + 1, **how)
+        out = primitive.bind(*(_with_row_axis(x, d, *like) for x, d in pairs), rows=rows + 1, **how)
         return out, [0] * len(out)
 
+    # Outside every program jax runs a primitive by its `impl`. This one compiles a program of the
+    # one equation, for each type of the operands once, as jax does for its own primitives.
     primitive.def_impl(jax.jit(primitive.bind, static_argnames=("rows", *attributes)))
     primitive.def_abstract_eval(types)
     batching.primitive_batchers[primitive] = batched
-    everywhere = mlir.lower_fun(in_the_width(of_all_rows), multiple_results=True)
+    everywhere = mlir.lower_fun(with_x64_of_operands(of_all_rows), multiple_results=True)
     mlir.register_lowering(primitive, everywhere)
 
     def whole(*args: object, **how: Value) -> Sequence[jax.Array]:
         return (in_c if has_functions() else of_all_rows)(*args, **how)
 
     divided = None if in_parts is None else functools.partial(in_parts, whole)
-    lower_for_a_cpu(primitive, of_all_rows, in_c, divided)
+    register_cpu_lowering(primitive, of_all_rows, in_c, divided)
     return primitive.bind
 
 
-def _rows_of(x: Value, axis: int | None, other: Value, its_axis: int) -> Value:
+def _with_row_axis(x: Value, axis: int | None, other: Value, its_axis: int) -> Value:
     """`x` with a first axis of rows: its own, or one like the axis of another array."""
     if axis is not None:
         return jnp.moveaxis(x, axis, 0)
@@ -237,10 +239,10 @@ def _rows_of(x: Value, axis: int | None, other: Value, its_axis: int) -> Value:
     return jax.lax.broadcast(x, (other.shape[its_axis],), out_sharding=at)
 
 
-ONCE = Primitive("nnx_inspector_once")
+BARRIER = Primitive("nnx_inspector_once")
 
 
-def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array:
+def fusion_barrier(x: jax.Array, *after: jax.Array) -> jax.Array:
     """`x`, for a value that is both measured and passed on.
 
     XLA for a CPU copies the elementwise operations that make a value into each of its uses, so that
@@ -248,16 +250,18 @@ def computed_once(x: jax.Array, *, after: Sequence[jax.Array] = ()) -> jax.Array
     removes an `optimization_barrier` before it fuses.) `after` is computed first: if nothing else
     reads `x`, the result may then be changed in place.
     """
-    return ONCE.bind(x, *after)
+    return BARRIER.bind(x, *after)
 
 
 def _first(x: object, *_: object) -> Value:
     return x
 
 
-ONCE.def_impl(_first)
-ONCE.def_abstract_eval(_first)
-mlir.register_lowering(ONCE, lambda ctx, x, *_: [x])
-lower_for_a_cpu(ONCE, _first, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0])
-ad.primitive_jvps[ONCE] = lambda primals, tangents: (ONCE.bind(*primals), tangents[0])
-batching.primitive_batchers[ONCE] = lambda args, dims: (ONCE.bind(*args), dims[0])
+BARRIER.def_impl(_first)
+BARRIER.def_abstract_eval(_first)
+mlir.register_lowering(BARRIER, lambda ctx, x, *_: [x])
+register_cpu_lowering(
+    BARRIER, _first, lambda *x: call("nnx_inspector_once", x[:1], *x, in_place=True)[0]
+)
+ad.primitive_jvps[BARRIER] = lambda primals, tangents: (BARRIER.bind(*primals), tangents[0])
+batching.primitive_batchers[BARRIER] = lambda args, dims: (BARRIER.bind(*args), dims[0])

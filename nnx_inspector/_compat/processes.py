@@ -35,7 +35,7 @@ class Coordinator:
     def forget(self, name: str) -> None:
         self.client.key_value_delete(name)
 
-    def meet(self, name: str, seconds: float) -> bool:
+    def wait_at_barrier(self, name: str, seconds: float) -> bool:
         """Wait until every process of the job is here; False if one does not come in time.
 
         A name serves once: a process that comes when the others have given up returns at once.
@@ -49,7 +49,7 @@ class Coordinator:
         return True
 
 
-def spans(tree: PyTree) -> bool:
+def spans_processes(tree: PyTree) -> bool:
     """Whether what computes with these arrays runs in other processes too: one of them lies partly
     there, or the current mesh does, on which jax puts arrays that lie nowhere in particular.
     """

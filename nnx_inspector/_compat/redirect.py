@@ -21,7 +21,7 @@ from typing import Any
 from nnx_inspector.typing import Function, Value
 
 Reduce = Callable[[Value], Value]
-Undone = Callable[[Callable[[], None]], object]
+AddUndo = Callable[[Callable[[], None]], object]
 """Gets what undoes a change before it is made, so that no interrupt comes between."""
 _TARGET = "nnx_inspector's target"
 
@@ -73,15 +73,15 @@ def redirect(
     function: types.FunctionType,
     target: Function,
     original: types.FunctionType,
-    undone: Undone = lambda undo: None,
+    add_undo: AddUndo = lambda undo: None,
 ) -> Redirection:
-    """Call `target` whenever `function` is called, until undone.
+    """Call `target` whenever `function` is called, until add_undo.
 
     Args:
         function: a Python function that `can_redirect`; it may have a closure and defaults.
         target: called with the same arguments. It must not call `function`.
         original: `copy_of(function)`, which `target` may call.
-        undone: gets what undoes it.
+        add_undo: gets what undoes it.
     """
     code, annotated = function.__code__, "__wrapped__" in function.__dict__
 
@@ -90,7 +90,7 @@ def redirect(
         if not annotated:
             function.__dict__.pop("__wrapped__", None)
 
-    undone(undo)
+    add_undo(undo)
     # Python calls whatever code a function object has, so everyone who holds the function gets the
     # new one. The target is a constant of the code, not a global, so that the function's own
     # globals and closure stay. Without it, a method that a model kept before the hooks would go
@@ -108,7 +108,7 @@ def redirect(
     return Redirection(function, original, undo)
 
 
-def put(owner: Any, name: Any, function: object, undone: Undone) -> None:
+def patch(owner: Any, name: Any, function: object, add_undo: AddUndo) -> None:
     """Replace an attribute of an object, or an item of a dict. To undo it leaves what others have
     put there since.
     """
@@ -125,39 +125,39 @@ def put(owner: Any, name: Any, function: object, undone: Undone) -> None:
         if (owner[name] if is_dict else getattr(owner, name)) is function:
             set_to(before)
 
-    undone(undo)
+    add_undo(undo)
     set_to(function)
 
 
-class Swapped:
+class SharedPatch:
     """Replaces functions of jax or Python with ours for as long as anybody needs that.
 
     Whoever holds them may let go in any order and in any thread, also twice, and also after an
     interrupt at any line of either.
 
     Args:
-        swap: puts them in place, and gives what undoes that to its argument, step by step.
+        patch: puts them in place, and gives what undoes that to its argument, step by step.
 
     Attributes:
         holders: whoever needs the replacement now, oldest first.
     """
 
-    def __init__(self, swap: Callable[[Undone], None]):
-        self._swap = swap
+    def __init__(self, patch: Callable[[AddUndo], None]):
+        self._patch = patch
         self._lock = threading.RLock()
         self.holders: tuple[Value, ...] = ()
         self._undo: list[Callable[[], None]] = []
         self._whole = False
 
-    def hold(self, holder: object) -> None:
+    def acquire(self, holder: object) -> None:
         with self._lock:
             self.holders = (*self.holders, holder)
             if not self._whole:
                 self._restore()  # what an interrupt has left
-                self._swap(self._undo.append)
+                self._patch(self._undo.append)
                 self._whole = True
 
-    def let_go(self, holder: object) -> None:
+    def release(self, holder: object) -> None:
         with self._lock:
             self.holders = tuple(one for one in self.holders if one is not holder)
             if not self.holders:
@@ -170,7 +170,7 @@ class Swapped:
             self._undo.pop()
 
 
-def picklers() -> list[type]:
+def pickler_classes() -> list[type]:
     """The classes of picklers that are loaded now and derive from those of Python."""
     found: dict[type, None] = {}
     # A pickler that takes classes along by value would take our wrappers too. Which ones exist is
@@ -184,19 +184,19 @@ def picklers() -> list[type]:
     return list(found)
 
 
-class Reductions:
+class ReducerOverrides:
     """Calls `instead(reduce, obj)` in place of `reduce(obj)`, the `reducer_override` of a pickler.
 
     Picklers that take functions and classes along by value have one: cloudpickle and its copies. It
-    does so for those that were loaded when `renew` was called last.
+    does so for those that were loaded when `update` was called last.
     """
 
     def __init__(self, instead: Callable[[Reduce, Any], Any]):
         self._instead = instead
         self._undo: dict[types.FunctionType, Callable[[], None]] = {}
 
-    def renew(self) -> None:
-        for cls in picklers():
+    def update(self) -> None:
+        for cls in pickler_classes():
             function = vars(cls).get("reducer_override")
             if isinstance(function, types.FunctionType) and function not in self._undo:
                 original = copy_of(function)

@@ -34,10 +34,10 @@ def auto_sharded(f: Callable[..., T], *operands: object) -> T:
         The results; if an axis is explicit, each device has a full copy.
     """
     mesh = _explicit_mesh(operands)
-    return f(*operands) if mesh is None else _automatic(f, operands, mesh, PartitionSpec())
+    return f(*operands) if mesh is None else _run_auto_sharded(f, operands, mesh, PartitionSpec())
 
 
-def automatic(f: Callable[..., T]) -> Callable[..., T]:
+def with_auto_sharding(f: Callable[..., T]) -> Callable[..., T]:
     """A version of `f` that is `auto_sharded`; keyword arguments are static."""
 
     @functools.wraps(f)
@@ -58,12 +58,12 @@ def keeping_sharding(f: Callable[..., jax.Array], x: jax.Array, *others: object)
         others: pytrees; see `auto_sharded`.
     """
     sharding: Any = jax.typeof(x).sharding
-    if not _explicit(sharding.mesh):
+    if not _explicit_axes(sharding.mesh):
         return f(x, *others)
-    return _automatic(f, (x, *others), sharding.mesh, sharding.spec)
+    return _run_auto_sharded(f, (x, *others), sharding.mesh, sharding.spec)
 
 
-def _automatic(f: Callable[..., T], operands: object, mesh: Any, spec: PartitionSpec) -> T:
+def _run_auto_sharded(f: Callable[..., T], operands: object, mesh: Any, spec: PartitionSpec) -> T:
     leaves, treedef = jax.tree.flatten(operands)
     arrays = {i: x for i, x in enumerate(leaves) if isinstance(x, jax.Array)}
 
@@ -76,17 +76,17 @@ def _automatic(f: Callable[..., T], operands: object, mesh: Any, spec: Partition
     # devices; the ones we use most (a bincount, a gather at computed places) have none and raise a
     # ShardingTypeError in the user's step. `auto_axes` leaves the inner part to XLA, as a mesh
     # without explicit axes does. It can go when jax has these rules.
-    run: Any = jax.sharding.auto_axes(inner, axes=_explicit(mesh), out_sharding=where)
-    with _devices_of(arrays.values()):
+    run: Any = jax.sharding.auto_axes(inner, axes=_explicit_axes(mesh), out_sharding=where)
+    with _mesh_context(arrays.values()):
         return run(arrays)
 
 
-def _devices_of(arrays: Iterable[Value]) -> contextlib.AbstractContextManager[Any]:
+def _mesh_context(arrays: Iterable[Value]) -> contextlib.AbstractContextManager[Any]:
     """In an eager call without a current mesh, the context of the mesh of explicit arrays."""
     if jit.is_tracing() or not jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     places = (x.sharding for x in arrays if not jit.is_tracer(x))
-    meshes = (x.mesh for x in places if isinstance(x, NamedSharding) and _explicit(x.mesh))
+    meshes = (x.mesh for x in places if isinstance(x, NamedSharding) and _explicit_axes(x.mesh))
     mesh = next(meshes, None)
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(cast("Any", mesh))
 
@@ -95,20 +95,20 @@ def _explicit_mesh(operands: object) -> Value:
     """The mesh with explicit axes on which one of some arrays lies; None if there is none."""
     leaves = (x for x in jax.tree.leaves(operands) if isinstance(x, jax.Array))
     meshes: Any = (jax.typeof(x).sharding.mesh for x in leaves)
-    return next(filter(_explicit, meshes), None)
+    return next(filter(_explicit_axes, meshes), None)
 
 
-def entry(x: object, index: object) -> Value:
+def take_index(x: object, index: object) -> Value:
     """`x[index]`, a small array, where a row may lie on any device."""
     return auto_sharded(lambda x, index: x[index], x, index)
 
 
-def _explicit(mesh: Any) -> tuple[str, ...]:
+def _explicit_axes(mesh: Any) -> tuple[str, ...]:
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(name for name, kind in types if kind == AxisType.Explicit)
 
 
-def on_this_mesh(tree: PyTree) -> Value:
+def to_current_mesh(tree: PyTree) -> Value:
     """Small arrays on the current mesh, whose type differs within `jax.sharding.auto_axes`."""
     current = jax.sharding.get_abstract_mesh()
 
@@ -122,7 +122,7 @@ def on_this_mesh(tree: PyTree) -> Value:
     return tree if current.empty else jax.tree.map(moved, tree)
 
 
-def on_one_device(arrays: list[Array]) -> list[Array]:
+def to_one_device(arrays: list[Array]) -> list[Array]:
     """Small arrays, moved to one device if they lie on several: within no program, that is."""
     if any(map(jit.is_tracer, arrays)):
         return arrays
@@ -133,12 +133,12 @@ def on_one_device(arrays: list[Array]) -> list[Array]:
     return [jax.device_put(x, first) for x in arrays]
 
 
-def zeros_of(shape: Value) -> jax.Array:
+def zeros_like_aval(shape: Value) -> jax.Array:
     """Zeros of a type, of `jax.eval_shape` or of a variable, also within `jax.shard_map`."""
-    return varying_along(jnp.zeros(shape.shape, shape.dtype), tuple(jaxprs.varying_axes(shape)))
+    return pcast_varying(jnp.zeros(shape.shape, shape.dtype), tuple(jaxprs.varying_axes(shape)))
 
 
-def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
+def pad_axes_evenly(x: jax.Array, filling: jax.Array) -> jax.Array:
     """`x` with its long axes padded to a multiple of the number of devices, if there are several.
 
     XLA gathers the indices of a scatter that it cannot split evenly. The padding is less than an
@@ -149,7 +149,9 @@ def with_even_axes(x: jax.Array, filling: jax.Array) -> jax.Array:
     return jax.lax.pad(x, filling, [(0, n, 0) for n in more]) if any(more) else x
 
 
-def placed(values: Sequence[object], shardings: Sequence[Sharding | None]) -> list[Value]:
+def constrain_shardings(
+    values: Sequence[object], shardings: Sequence[Sharding | None]
+) -> list[Value]:
     """The values, each placed by its sharding; with None a value may lie anywhere."""
     return [
         x if sharding is None else jax.lax.with_sharding_constraint(x, sharding)
@@ -157,7 +159,7 @@ def placed(values: Sequence[object], shardings: Sequence[Sharding | None]) -> li
     ]
 
 
-def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Array:
+def zero_on_copies(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Array:
     """`x`, or zero on the devices along `axes` that hold a copy of another device's part of `like`.
 
     A sum over all devices then counts each value once. For use within `jax.shard_map`.
@@ -169,7 +171,7 @@ def counted_once(x: jax.Array, like: jax.Array, axes: Iterable[str]) -> jax.Arra
     return jnp.where(first, x, jnp.zeros_like(x))
 
 
-def varying_along(x: object, axes: Sequence[str]) -> Value:
+def pcast_varying(x: object, axes: Sequence[str]) -> Value:
     """An array of which jax takes each device's part along some axes to differ."""
     missing = tuple(axis for axis in axes if axis not in jaxprs.varying_axes(x))
     return jax.lax.pcast(x, missing, to="varying") if missing else x

@@ -28,43 +28,43 @@ def source_of_caller() -> tuple[str, bool]:
     return _source_above(sys._getframe(1))
 
 
-class _Open(threading.local):
+class _Caller(threading.local):
     frame: types.FrameType | None = None
     source: tuple[str, bool] = "", False
 
 
-_open = _Open()
+_caller = _Caller()
 
 
 @contextlib.contextmanager
-def calling() -> Iterator[tuple[str, bool]]:
+def caller_scope() -> Iterator[tuple[str, bool]]:
     """`source_of_caller()`. Inside the context, nobody searches the stack beyond this point."""
-    frame, outer = sys._getframe(2), (_open.frame, _open.source)
-    _open.frame, _open.source = frame, _source_above(frame)
+    frame, outer = sys._getframe(2), (_caller.frame, _caller.source)
+    _caller.frame, _caller.source = frame, _source_above(frame)
     try:
-        yield _open.source
+        yield _caller.source
     finally:
-        _open.frame, _open.source = outer
+        _caller.frame, _caller.source = outer
 
 
 def _source_above(frame: types.FrameType | None) -> tuple[str, bool]:
     inner = False
-    while frame is not None and frame is not _open.frame:
+    while frame is not None and frame is not _caller.frame:
         code = frame.f_code
         if is_user_file(code.co_filename):
             return f"{code.co_filename}:{frame.f_lineno}", inner
         inner = inner or _traces_a_function(code.co_filename, code.co_name)
         frame = frame.f_back
-    source, outer = _open.source if frame else ("", False)
+    source, outer = _caller.source if frame else ("", False)
     return source, inner or outer
 
 
 def source_of_equation(equation: Equation) -> str:
     """`file:line` of the nearest user code that made an equation within its function, or ""."""
-    return place_of_equation(equation)[0]
+    return source_and_function(equation)[0]
 
 
-def place_of_equation(equation: Equation) -> tuple[str, str]:
+def source_and_function(equation: Equation) -> tuple[str, str]:
     """As `source_of_equation`, and the name of the function around that line; "" for a lambda."""
     # jax keeps the stack of each equation as code objects and instruction numbers. Its own function
     # for the line looks each frame up in Python, and the stack of a deep model is long.
@@ -85,15 +85,15 @@ def is_backward(equation: Equation) -> bool:
     """Whether an equation is the transpose of another one."""
     # A jaxpr does not say which of its equations are the backward pass. jax writes it into the name
     # stack for profiles. It can go when an equation says which transformation made it.
-    return "transpose(" in names_of(equation)
+    return "transpose(" in name_stack_of(equation)
 
 
-def names_of(equation: Equation) -> str:
+def name_stack_of(equation: Equation) -> str:
     """The `jax.named_scope`s and derivatives around an equation within its jaxpr, joined by `/`."""
     return str(equation.source_info.name_stack)
 
 
-def scopes_of(equation: Equation) -> tuple[str, ...]:
+def named_scopes_of(equation: Equation) -> tuple[str, ...]:
     """The names of the `jax.named_scope`s around an equation in its function, outermost first."""
     stack = equation.source_info.name_stack.stack
     return tuple(one.name for one in stack if isinstance(one, source_info_util.Scope))

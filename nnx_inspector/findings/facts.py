@@ -29,15 +29,19 @@ from nnx_inspector.hooks.sites import (
     site_key,
 )
 from nnx_inspector.hooks.variables import float_arrays, variables_by_path
-from nnx_inspector.program.analysis.activations import is_affine, kind_after, kind_before
+from nnx_inspector.program.analysis.activations import (
+    activation_after,
+    activation_before,
+    is_affine,
+)
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.analysis.equations import bodies_of
 from nnx_inspector.program.analysis.reach import TooLargeError, flow_of
 from nnx_inspector.program.analysis.trace import Trace, staged_for_trace, trace_of
-from nnx_inspector.program.editing.counting import Where
-from nnx_inspector.program.function import WatchedCall, as_function
+from nnx_inspector.program.editing.position_masks import Where
+from nnx_inspector.program.function import WatchedCall, module_function
 from nnx_inspector.program.marks import CHANGE, INPUT, OUTPUT, mark
-from nnx_inspector.program.stage import Staged, array_names
+from nnx_inspector.program.stage import StagedCall, array_names
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, Flow, ParameterFacts, SiteFacts
 from nnx_inspector.typing import Equation, Jaxpr, Value, Var
 
@@ -50,7 +54,7 @@ def facts_of_modules(model: nnx.Module) -> Facts:
     return Facts(sites=sites, parameters=tuple(_parameters(model)))
 
 
-def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
+def facts_of_stage(stage: StagedCall, *, is_loss: bool = False) -> Facts:
     """The facts about a model and a pass over it, whose outputs and inputs are all marked.
 
     `is_loss`: whether the function returns a loss, or `(loss, aux)`.
@@ -70,7 +74,7 @@ def facts_of_stage(stage: Staged, *, is_loss: bool = False) -> Facts:
     return Facts(sites=tuple(sites.values()), parameters=parameters, flows=_flows(stage, model))
 
 
-def _given_ids(stage: Staged, model: nnx.Module) -> set[str]:
+def _given_ids(stage: StagedCall, model: nnx.Module) -> set[str]:
     """The embeddings that receive an argument of the call as it is, of two axes or more."""
     every = [site.key for site in module_sites(model) if isinstance(site.module, nnx.Embed)]
     received = inputs_received(stage.survey.jaxpr, stage.owner, every) if every else {}
@@ -82,7 +86,7 @@ def _given_ids(stage: Staged, model: nnx.Module) -> set[str]:
     }
 
 
-def _flows(stage: Staged, model: nnx.Module) -> tuple[Flow, ...]:
+def _flows(stage: StagedCall, model: nnx.Module) -> tuple[Flow, ...]:
     """How data flows through the program; nothing if the program is too large."""
     holders = _holders(model)
     held = {
@@ -118,7 +122,7 @@ def reader_of(
     of it, and the trace of this call. It raises whatever the traced call raises.
     """
     graphdef, shapes = model
-    configuration = Configuration.here()
+    configuration = Configuration.current()
 
     def read() -> tuple[Facts, Trace]:
         copy: Any = nnx.merge(graphdef, shapes)
@@ -131,9 +135,9 @@ def reader_of(
                 x.set_raw_value(jax.ShapeDtypeStruct(shape.shape, call.dtypes[path]))
         bound = module if call.method == CALL else getattr(module, call.method)
         how: Any = {"selection": selection, "roots": {(): copy}, "where": where}
-        function = as_function(bound, "watch")
+        function = module_function(bound, "watch")
         with (
-            configuration.held(),
+            configuration.applied(),
             without_watching(),
             staged_for_trace(function, call.args, call.kwargs, **how) as stage,
         ):
@@ -225,7 +229,7 @@ def _holder(path: Path, held: Mapping[Path, str]) -> str:
     return ""
 
 
-def _needed(stage: Staged, used: Sequence[bool] | None) -> dict[int, bool] | None:
+def _needed(stage: StagedCall, used: Sequence[bool] | None) -> dict[int, bool] | None:
     """Id of a Variable -> whether the results of the pass depend on it."""
     if used is None:
         return None
@@ -327,10 +331,10 @@ class _Program:
         if len(avals) == 1 and avals[0].ndim:
             count = math.prod(avals[0].shape[:-1])
             seen.examples = count if seen.examples == UNKNOWN else min(seen.examples, count)
-            seen.activations.add(kind_after(equation.outvars[0], uses, made, leaving))
-            seen.makers.add(kind_before(equation.invars[0], made))
+            seen.activations.add(activation_after(equation.outvars[0], uses, made, leaving))
+            seen.makers.add(activation_before(equation.invars[0], made))
         else:
             seen.activations.add("")
             each = zip(equation.invars, avals, strict=True)
             arrays = [v for v, aval in each if jnp.issubdtype(aval.dtype, jnp.inexact)]
-            seen.makers |= {kind_before(v, made) for v in arrays} or {""}
+            seen.makers |= {activation_before(v, made) for v in arrays} or {""}

@@ -20,7 +20,7 @@ from flax import nnx
 
 from nnx_inspector import recursion_limit
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.launching import started
+from nnx_inspector._compat.launching import programs
 from nnx_inspector.arrays import shape_of
 from nnx_inspector.hooks import linen, wrapping
 from nnx_inspector.hooks.hook import (
@@ -211,7 +211,7 @@ def _dispatch(
     """Run a method through the hooks; `call` describes it if it is not an NNX module's own."""
     ranks = ALL_RANKS
     if call is None:
-        started.raise_kept()
+        programs.raise_kept_error()
         original = function.__get__(module, type(module))
         if _is_same_call(name, function, module):
             # super().name(...), or the function inside a decorated method

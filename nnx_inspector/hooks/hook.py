@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat.configuration import hooks_key, replace_hooks_key
-from nnx_inspector._compat.launching import started
+from nnx_inspector._compat.launching import programs
 from nnx_inspector.hooks.operations.names import FunctionNaming
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import CALL, Selection
@@ -139,7 +139,7 @@ def any_closed_elsewhere() -> bool:
     return bool(_unsettled)
 
 
-started.closed_elsewhere.append(drop_closed_hooks)
+programs.on_foreign_close.append(drop_closed_hooks)
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ class _ToNNXCall:
     def __init__(self, owner: nnx.bridge.ToNNX, listener: Listener):
         self.owner = owner
         self.listener = listener
-        self.applies = flax_graphs.linen_applies() + 1
+        self.applies = flax_graphs.linen_depth() + 1
         self.frames: list[_Frame] = []
         self.ignores = False
 
@@ -65,7 +65,7 @@ class _ToNNXCall:
         if self.ignores or module.scope is None:
             return next_fun(*args, **kwargs)
         if not self._contains(module):
-            if name != "setup" and not flax_graphs.linen_dry_run(module):
+            if name != "setup" and not flax_graphs.is_linen_dry_run(module):
                 self.listener.foreign(self.owner, module)
             self.ignores = True
             try:
@@ -92,7 +92,7 @@ class _ToNNXCall:
 
     def _contains(self, module: linen.Module) -> bool:
         """Whether a Linen module is part of the ToNNX, and this call of it is not a dry run."""
-        if flax_graphs.linen_applies() != self.applies or flax_graphs.linen_dry_run(module):
+        if flax_graphs.linen_depth() != self.applies or flax_graphs.is_linen_dry_run(module):
             return False
         root = module
         while isinstance(root.parent, linen.Module):

@@ -91,7 +91,7 @@ class _ProgramParameters:
 
     def __init__(self) -> None:
         self.firsts: dict[Hashable, int] = {}
-        self._held: dict[int, jit.Origin] = {}
+        self._held: dict[int, jit.OuterValue] = {}
         self._programs: set[Hashable] = set()
         self._read: dict[int, tuple[weakref.ref[object], MergedParameters]] = {}
         self._numbers: dict[Hashable, int] = {}
@@ -126,15 +126,15 @@ class _ProgramParameters:
         self._read[id(module)] = weakref.ref(module), found
         return found
 
-    def _is_of_another_model(self, new: jit.Origin) -> bool:
+    def _is_of_another_model(self, new: jit.OuterValue) -> bool:
         if new.program is None:  # an array: it is not computed from what a program is given
             return bool(self._programs) and None not in self._programs
         return new.given and new.program in self._programs
 
 
-def _parameter_origins(node: object) -> Iterator[jit.Origin]:
+def _parameter_origins(node: object) -> Iterator[jit.OuterValue]:
     if isinstance(node, nnx.Param):
-        yield from map(jit.origin_of, jax.tree.leaves(node.get_raw_value()))
+        yield from map(jit.outer_value, jax.tree.leaves(node.get_raw_value()))
 
 
 def counterparts(own: nnx.Module, tree: nnx.Module) -> list[tuple[nnx.Module, nnx.Module]]:

@@ -15,7 +15,7 @@ from typing import cast
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.flax_graphs import graph_nodes, links_within
+from nnx_inspector._compat.flax_graphs import graph_nodes, module_links
 from nnx_inspector.hooks.merged_copies import MergedParameters, ModelParameters, counterparts
 from nnx_inspector.hooks.sites import Path, iter_modules, require_module
 
@@ -81,7 +81,7 @@ class Scope:
         return [(prefix, root) for prefix, root in roots if root is not None]
 
     def _current_links(self) -> list[set[tuple[int, object, int]] | None]:
-        return [links_within(root) for _, root in self._live_roots()]
+        return [module_links(root) for _, root in self._live_roots()]
 
     def renew(self) -> None:
         """Read the model's modules again if one was added, removed, replaced or moved.

@@ -22,8 +22,8 @@ from typing import SupportsIndex
 from flax import nnx
 
 from nnx_inspector._compat import flax_graphs
-from nnx_inspector._compat.launching import jitted
-from nnx_inspector._compat.redirect import Reduce, Reductions, can_redirect, copy_of, redirect
+from nnx_inspector._compat.launching import jit_calls
+from nnx_inspector._compat.redirect import Reduce, ReducerOverrides, can_redirect, copy_of, redirect
 from nnx_inspector.hooks import linen
 from nnx_inspector.hooks.sites import methods
 from nnx_inspector.typing import Args, Function, Kwargs, PyTree, Value
@@ -39,7 +39,7 @@ class Callbacks:
             `function` is the original, to be bound to the module.
         on_sow: `(module, name, kind, variable_type, value) -> value`: called with each value that
             the user's code gives to `sow` or gets from `perturb`.
-        tag_of, on_unflatten: see `flax_graphs.swap_graph_node` and `swap_pytree_nodes`.
+        tag_of, on_unflatten: see `flax_graphs.patch_graph_node` and `patch_pytree_nodes`.
         on_compile, on_execute: called when an executable is compiled ahead of time, and when it
             runs.
     """
@@ -110,16 +110,16 @@ def _wrap_shared(callbacks: Callbacks) -> None:
     # what undoes a change is noted before the change: an interrupt may come between
     _undo.append(functools.partial(setattr, nodes, "strict", staticmethod(lenient)))
     nodes.strict = staticmethod(callbacks.is_active)
-    flax_graphs.swap_pytree_nodes(callbacks.tag_of, callbacks.on_unflatten, _undo.append)
-    jitted.swap_executables(callbacks.on_compile, callbacks.on_execute, _undo.append)
-    flax_graphs.swap_linen_jit_key(linen.program_key, _undo.append)
-    reductions = Reductions(_reduce_without_wrappers)
+    flax_graphs.patch_pytree_nodes(callbacks.tag_of, callbacks.on_unflatten, _undo.append)
+    jit_calls.patch_executables(callbacks.on_compile, callbacks.on_execute, _undo.append)
+    flax_graphs.patch_linen_jit_key(linen.program_key, _undo.append)
+    reductions = ReducerOverrides(_reduce_without_wrappers)
     _undo.append(reductions.undo)
-    reductions.renew()
+    reductions.update()
 
     def renewing(original: Function, _: Callbacks) -> Function:
         # a pickler may have been loaded since; it asks a module for its state before its class
-        return lambda *args: (reductions.renew(), original(*args))[1]
+        return lambda *args: (reductions.update(), original(*args))[1]
 
     for function, observed in (
         (nnx.Module.__getstate__, renewing),
@@ -146,7 +146,7 @@ def _wrap_class(cls: type, callbacks: Callbacks) -> None:
             _inherited.add(wrapper)
         _undo.append(functools.partial(_restore_method, cls, name, wrapper, own, previous))
         type.__setattr__(cls, name, wrapper)  # a sealed metaclass may refuse setattr
-    flax_graphs.swap_graph_node(
+    flax_graphs.patch_graph_node(
         cls,
         callbacks.tag_of,
         lambda node, tag: callbacks.on_unflatten(node, tag, False),

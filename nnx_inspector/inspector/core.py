@@ -24,8 +24,8 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
-from nnx_inspector._compat.flax_graphs import links_within
-from nnx_inspector._compat.processes import spans
+from nnx_inspector._compat.flax_graphs import module_links
+from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.background import Worker, run_loop, weak_method
 from nnx_inspector.errors import InspectorError, error_text, warn
 from nnx_inspector.findings.facts import facts_of_modules
@@ -50,9 +50,9 @@ from nnx_inspector.live.pass_stats import (
 )
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.perturbations.places import CLEAN, Setting
-from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.program.analysis.trace import Trace, trace_of
-from nnx_inspector.program.stage import Staged, Tracing
+from nnx_inspector.program.stage import CachedTrace, StagedCall
 from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import MODULES, columns_of_rows, layer_key, leaf_of
@@ -133,7 +133,7 @@ class Core:
         self.given = selection
         self.choose(selection)
         self.modes = Modes(model)
-        self._links = links_within(model)
+        self._links = module_links(model)
         example.require_there()
         require_not_deleted((call := self.call()).parts.leaves, "The model", model)
         self.trace, self.missing = self.programs.read(call, self._first_trace)
@@ -151,8 +151,8 @@ class Core:
             self.recording.count_where(self.entry.where.words)
         self.opening = Opening()
         self.batch: tuple[PassRequest, protocol.Inputs] | None = None
-        self.embedded: tuple[Tracing, dict[int, dict[str, bool]]] | None = None
-        self.apart = weakref.WeakKeyDictionary[Tracing, tuple[str, ...]]()
+        self.embedded: tuple[CachedTrace, dict[int, dict[str, bool]]] | None = None
+        self.apart = weakref.WeakKeyDictionary[CachedTrace, tuple[str, ...]]()
         self.positions: dict[str, Answer] = {}
         self.opened = KeptValues()
         self.compared: dict[str, Answer] = {}
@@ -181,7 +181,7 @@ class Core:
     def _step_of_the_loop(self) -> int | None:
         return self.step if self.looping else None
 
-    def _first_trace(self, stage: Staged) -> tuple[Trace, str]:
+    def _first_trace(self, stage: StagedCall) -> tuple[Trace, str]:
         found = trace_of(stage)
         called = [call.site for call in found.calls]
         return found, self.selection.missing(called, stage.scope.operations)
@@ -238,12 +238,12 @@ class Core:
     def update(self, model: nnx.Module) -> None:
         """Use another model of an equal structure for passes."""
         self.model = self.modes.model = model
-        self._links = links_within(model)
+        self._links = module_links(model)
         self.take_trace(self.trace)
 
     def has_changed(self) -> bool:
         """Whether a module was added, removed, replaced or moved since the last time."""
-        before, links = self._links, links_within(self.model)
+        before, links = self._links, module_links(self.model)
         if links is None:  # flax did not finish: what the model would have been, is not known
             return False
         self._links = links
@@ -292,8 +292,8 @@ class Core:
         if jax.process_count() == 1:
             return False
         call = self.call()
-        with call.configuration.held():  # with its mesh, in any thread
-            return spans(call.arrays)
+        with call.configuration.applied():  # with its mesh, in any thread
+            return spans_processes(call.arrays)
 
     def require_here(self, what: str) -> None:
         """Raise an InspectorError if a pass must run in all processes of a job."""
@@ -320,7 +320,7 @@ class Core:
             own = {site.path: site for site in module_sites(self.model)}
             modules = (*own.values(), *(site for site in modules if site.path not in own))
         self.trace = dataclasses.replace(found, modules=modules)
-        self.stacks = shown_of(stacks_of(self.trace))
+        self.stacks = layers_with_rows(stacks_of(self.trace))
         self.programs.extend([*(c.site for c in found.calls), *(site.key for site in modules)])
         self.show_layout({})
 
@@ -399,10 +399,10 @@ class Core:
     def in_background(self, train: Callable[[], object]) -> threading.Thread:
         if not callable(train):
             raise TypeError(f"background takes a function, got {type(train).__name__}.")
-        configuration = Configuration.here()
+        configuration = Configuration.current()
 
         def loop() -> None:
-            with configuration.held():
+            with configuration.applied():
                 train()
 
         def failed(error: Exception) -> None:

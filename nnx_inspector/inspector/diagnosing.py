@@ -20,7 +20,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import recompilation
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.program.analysis.operation import Operation
-from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.stage import StagedCall
 from nnx_inspector.recordings.tree_rows import leaf_of
 from nnx_inspector.records.first_nan import first_nan_of_stage
 from nnx_inspector.records.nan_search import candidates
@@ -160,7 +160,7 @@ class Diagnosing:
 
 
 def _candidates(
-    stage: Staged, *, site: str, backward: bool, finite: frozenset[str]
+    stage: StagedCall, *, site: str, backward: bool, finite: frozenset[str]
 ) -> list[Operation]:
     return candidates(stage.survey.jaxpr, leaf_of(site)[0], backward=backward, finite=finite)
 
@@ -169,7 +169,7 @@ def first_nan_in(core: Core) -> Operation | None:
     core.require_here("The operations of the last requested pass")
     call = core.call()
 
-    def search(stage: Staged) -> Operation | None:
+    def search(stage: StagedCall) -> Operation | None:
         function, args, _ = call.in_modes.function()
         return first_nan_of_stage(stage, function, args, gradients=call.loss_fn is not None)
 

@@ -51,7 +51,7 @@ from nnx_inspector.perturbations.activations import Perturbation
 from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.program.analysis.operation import Operation
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.program.editing.counting import where_of
+from nnx_inspector.program.editing.position_masks import where_of
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol

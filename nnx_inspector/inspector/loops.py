@@ -20,7 +20,7 @@ from typing import TypeVar
 import jax
 from flax import nnx
 
-from nnx_inspector._compat.launching.started import wait_for
+from nnx_inspector._compat.launching.programs import wait_for
 from nnx_inspector.background import weak_method
 from nnx_inspector.errors import InspectorError, error_text, is_from_signal_handler, warn
 from nnx_inspector.hooks.hook import open_hooks
@@ -46,7 +46,7 @@ from nnx_inspector.live.steps import (
     iterate,
 )
 from nnx_inspector.perturbations.places import Setting
-from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.recordings.tree_rows import Stack
 from nnx_inspector.screen import protocol
 from nnx_inspector.trackers.detection import tracker_of
@@ -141,7 +141,7 @@ class Loops(LoopCallbacks):
         stacks, reach = stacks_of(self._core.trace), self._rerun.reached()
         return {
             site: Stack(count, stacks[site])
-            for site, count in shown_of(stacks).items()
+            for site, count in layers_with_rows(stacks).items()
             if tuple(map(abs, reach.turns(site)[:1])) == (stacks[site],)
         }
 
@@ -318,7 +318,7 @@ class Loops(LoopCallbacks):
             seconds = ended.seconds + time.perf_counter() - began
             core.meter.step_ends(seconds, measured=sampled, perturbed=ended.perturbed)
             if ended.latest is not None:
-                core.meter.pass_edge(ended.latest.ended())
+                core.meter.pass_edge(ended.latest.waiter())
             elif sampled:
                 core.meter.pass_edge(None if end is None else end.ended())
             self._progress(step + 1, core.view.progress.total)

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.launching.started import is_awaited
+from nnx_inspector._compat.launching.programs import is_pending
 from nnx_inspector.errors import warn
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.typing import Value
@@ -80,7 +80,7 @@ class Metrics:
         """Record the metrics that are ready, in order, and wait for those up to a step."""
         while self._waiting:
             step, name, value = self._waiting[0]
-            if step > wait_until and isinstance(value, jax.Array) and is_awaited(value):
+            if step > wait_until and isinstance(value, jax.Array) and is_pending(value):
                 return
             self._waiting.popleft()
             if isinstance(value, jax.Array) and value.is_deleted():

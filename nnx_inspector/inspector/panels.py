@@ -27,7 +27,7 @@ from nnx_inspector.inspector.values.axes import Around, names_of_value
 from nnx_inspector.inspector.values.opening import batch_of, convolves
 from nnx_inspector.inspector.values.reading import positions_of
 from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.stage import array_names
@@ -307,7 +307,7 @@ def compare_with(
         return frame_of(rows)
     if isinstance(other, Record):
         record = jax.device_get(other)
-        layers = layers_of(record, shown_of(stacks_of(core.trace)))
+        layers = layers_of(record, layers_with_rows(stacks_of(core.trace)))
         other = recording_of({**record.merged(), **layers})
         at = None, at[1] if isinstance(at, tuple) else at
     return core.view.compare_with(core.recording, other, at=at, name=name)

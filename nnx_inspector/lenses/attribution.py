@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector._compat.sharding import auto_sharded, entry, keeping_sharding
+from nnx_inspector._compat.sharding import auto_sharded, keeping_sharding, take_index
 from nnx_inspector.hooks.sites import closest_keys, parse_key
 from nnx_inspector.lenses.lens import axis_names, token_at
 from nnx_inspector.lenses.traced_pass import (
@@ -31,9 +31,9 @@ from nnx_inspector.lenses.traced_pass import (
     with_operations,
 )
 from nnx_inspector.program.analysis.dataflow import inputs_received
+from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Array, Float, PyTree, Value
 
@@ -225,9 +225,11 @@ def _attribution(
     def alone(i: object) -> PyTree:
         def with_row(row: object) -> PyTree:
             whole = keeping_sharding(lambda x, row, i: x.at[i].set(row), x, row, i)
-            return entry(picked(whole), i)
+            return take_index(picked(whole), i)
 
-        return _gradient_attribution(with_row, entry(x, i), entry(start, i), method, steps)
+        return _gradient_attribution(
+            with_row, take_index(x, i), take_index(start, i), method, steps
+        )
 
     if one_by_one:
         return jax.lax.map(alone, jnp.arange(len(x))), False

@@ -20,14 +20,14 @@ from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.lenses.traced_pass import TracedPass, logits_in
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
-from nnx_inspector.program.marks import mapped_first, mark
+from nnx_inspector.program.marks import mark, move_vmap_axes_first
 from nnx_inspector.typing import Array, Atom, Equation, Float, OpenJaxpr, Value
 
 SCALES = {"rsqrt", "sqrt", "cbrt", "pow"}
 """The primitives that make the scale of a norm."""
 _SUMS = {"add", "add_any", "sub", "neg", "reduce_sum", "cumsum", "concatenate", "pad", "rev"}
 _RESHAPES = {"convert_element_type", "reshape", "transpose", "broadcast_in_dim", "squeeze"}
-_RESHAPES |= {"expand_dims", "slice", "split", "reduce_precision"} | jaxprs.SAME
+_RESHAPES |= {"expand_dims", "slice", "split", "reduce_precision"} | jaxprs.IDENTITIES
 _INDEXING = {"dynamic_slice", "gather"}
 _PRODUCTS = {"dot_general", "conv_general_dilated"}
 _LOGIT_PRIMITIVES = {"add", "add_any", *_PRODUCTS}
@@ -85,9 +85,9 @@ class Downstream:
 
 def _as_in_program(old: jax.Array, x: jax.Array, *, mapped: Sequence[int]) -> jax.Array:
     """An array with the axes of vmaps at the front, in the order in which the program has it."""
-    # `mapped_first` only permutes axes, so its transpose is its inverse
+    # `move_vmap_axes_first` only permutes axes, so its transpose is its inverse
     x = x.astype(old.dtype)
-    return jax.linear_transpose(lambda value: mapped_first(value, mapped), old)(x)[0]
+    return jax.linear_transpose(lambda value: move_vmap_axes_first(value, mapped), old)(x)[0]
 
 
 # ----------------------------------------------- the linear part of a function

@@ -31,16 +31,16 @@ from nnx_inspector.lenses.traced_pass import TracedPass, require_whole, trace_pa
 from nnx_inspector.perturbations.effects import value_and_positions
 from nnx_inspector.perturbations.perturbed import check_layers, without_layers
 from nnx_inspector.program.analysis.cost import peak_bytes
-from nnx_inspector.program.editing.counting import Where
-from nnx_inspector.program.function import Arguments, Function, name_of
+from nnx_inspector.program.editing.position_masks import Where
+from nnx_inspector.program.function import Arguments, ModuleFunction, function_name
+from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.rewrite import evaluate
-from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.stage import StagedCall
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Kwargs, Params, PyTree, Value
 
-MakeCall = Callable[[tuple[Any, ...]], tuple[Function, tuple[Any, ...], Params]]
+MakeCall = Callable[[tuple[Any, ...]], tuple[ModuleFunction, tuple[Any, ...], Params]]
 """The call of a model with a batch's arguments."""
 
 
@@ -174,7 +174,12 @@ class ExampleSearch:
         return self.programs[key], list(arrays)
 
     def _program(
-        self, key: Value, function: Function, args: tuple[Value, ...], kwargs: Kwargs, size: int
+        self,
+        key: Value,
+        function: ModuleFunction,
+        args: tuple[Value, ...],
+        kwargs: Kwargs,
+        size: int,
     ) -> _Program:
         whole, rows = without_layers(self.site)
         _require_fits(function, args, kwargs)
@@ -242,7 +247,7 @@ class ExampleSearch:
         return _Program(model_arrays, known or run, _batches_per_run(stage))
 
 
-def _code_key(function: Function, nodes: tuple[object, ...]) -> PyTree:
+def _code_key(function: ModuleFunction, nodes: tuple[object, ...]) -> PyTree:
     """A key of everything that a trace depends on besides the arguments of the batch."""
     graphdef, state = nnx.split(nodes, graph=True)
     leaves, treedef = jax.tree.flatten(state)
@@ -251,7 +256,7 @@ def _code_key(function: Function, nodes: tuple[object, ...]) -> PyTree:
     return cache_key((called, graphdef)), treedef, forms, jit.trace_context()
 
 
-def _batches_per_run(stage: Staged) -> int:
+def _batches_per_run(stage: StagedCall) -> int:
     """How many batches go through one program: many if a pass is shorter than its start."""
     jaxpr = stage.survey.jaxpr
     touched = peak_bytes(jaxpr) + sum(x.nbytes for x in stage.inputs)
@@ -329,7 +334,7 @@ def _padded_batch(args: tuple[object, ...], count: int, size: int) -> tuple[Valu
     return jax.tree.map(filled, args)
 
 
-def _require_fits(function: Function, args: tuple[Any, ...], kwargs: Kwargs) -> None:
+def _require_fits(function: ModuleFunction, args: tuple[Any, ...], kwargs: Kwargs) -> None:
     """Raise an error that says how to choose a batch's arguments, if the model cannot take them."""
     try:
         inspect.signature(function.call).bind(*args, **kwargs)
@@ -337,7 +342,7 @@ def _require_fits(function: Function, args: tuple[Any, ...], kwargs: Kwargs) -> 
         return
     except TypeError as error:
         raise TypeError(
-            f"A batch of {len(args)} arguments does not fit {name_of(function.call)} ({error}). "
-            f"Pass inputs= a function of a batch that returns what the model receives, such as "
-            f"lambda batch: batch[0]."
+            f"A batch of {len(args)} arguments does not fit {function_name(function.call)} "
+            f"({error}). Pass inputs= a function of a batch that returns what the model receives, "
+            f"such as lambda batch: batch[0]."
         ) from error

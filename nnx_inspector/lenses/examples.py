@@ -21,8 +21,8 @@ from nnx_inspector.lenses.example_search import ExampleSearch, MakeCall
 from nnx_inspector.lenses.extremes import LEAST, MOST, NO_EXAMPLE, RANDOM, Extremes
 from nnx_inspector.lenses.traced_pass import model_of
 from nnx_inspector.perturbations.perturbed import without_layers
-from nnx_inspector.program.editing.counting import Where, where_of
-from nnx_inspector.program.function import as_function
+from nnx_inspector.program.editing.position_masks import Where, where_of
+from nnx_inspector.program.function import module_function
 from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Float, Int, Value
@@ -195,7 +195,7 @@ def top_examples(
         >>> list(found.to_frame(unit=1)["which"])
         ['most', 'most', 'least', 'least', 'random', 'random']
     """
-    function = as_function(f, "top_examples")
+    function = module_function(f, "top_examples")
     model = model_of(function, (), {}, "top_examples")
     Selection(without_layers(site)[0]).require_match(model)
     found = search_examples(

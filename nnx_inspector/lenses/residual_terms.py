@@ -18,7 +18,7 @@ from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark
 from nnx_inspector.typing import Atom, Equation, Jaxpr, Owner
 
-_IDENTITIES = jaxprs.SAME | {"convert_element_type", "broadcast_in_dim"}
+_IDENTITIES = jaxprs.IDENTITIES | {"convert_element_type", "broadcast_in_dim"}
 """Primitives whose result is their operand; a broadcast, for an embedding of the positions."""
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector._compat.configuration import unchecked_jit
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import without_watching
@@ -33,15 +33,15 @@ from nnx_inspector.hooks.sites import (
 )
 from nnx_inspector.lenses.residual_terms import ResidualSums
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
-from nnx_inspector.program.eager import requiring_a_trace
-from nnx_inspector.program.editing.counting import Where
-from nnx_inspector.program.function import Function, as_function, roots_of
+from nnx_inspector.program.eager import require_trace
+from nnx_inspector.program.editing.position_masks import Where
+from nnx_inspector.program.function import ModuleFunction, module_function, roots_of
+from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.rewrite import evaluate
-from nnx_inspector.program.stage import Staged, Tracing, staged
-from nnx_inspector.program.survey import Marked, Survey, why_divided
+from nnx_inspector.program.stage import CachedTrace, StagedCall, stage_call
+from nnx_inspector.program.survey import Mark, Survey, why_divided
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.typing import Kwargs, PyTree, Value
 
@@ -78,7 +78,7 @@ class TracedPass:
     """
 
     model: nnx.Module
-    stage: Staged
+    stage: StagedCall
     calls: Mapping[str, SiteCalls]
 
     @property
@@ -93,14 +93,14 @@ class TracedPass:
         return returned.rebuild([None] * len(returned.nodes), out[: self.stage.outputs])
 
     def output_with(
-        self, mark: Marked, change: Callable[[list[Value]], list[Value]], inputs: Sequence[Value]
+        self, mark: Mark, change: Callable[[list[Value]], list[Value]], inputs: Sequence[Value]
     ) -> PyTree:
         """What the pass returns for some inputs if the values of one mark are changed."""
         found = self.stage.survey.only(lambda other: other is mark)
         plan = Plan(summarise=False, perturb=lambda mark, values, rows: change(values))
         return self.result(evaluate(found, inputs, plan=plan)[0])
 
-    def marks_of(self, site: str, part: str) -> list[Marked]:
+    def marks_of(self, site: str, part: str) -> list[Mark]:
         """The marks of a part of a site's calls, in the order of the program."""
         return [m for m in self.stage.survey.marks if (m.site, m.part) == (site, part)]
 
@@ -206,7 +206,7 @@ def trace_pass(
     *,
     what: str,
     only: object = ALL_CALLS,
-    known: Tracing | None = None,
+    known: CachedTrace | None = None,
     where: Where | None = None,
 ) -> Iterator[TracedPass]:
     """Trace `f(*args, **kwargs)` with the calls of all sites marked, unless an equal call was
@@ -217,7 +217,7 @@ def trace_pass(
         ValueError: the batch has no example.
         InspectorError: it is called within a traced function, or the call cannot be traced.
     """
-    function = f if isinstance(f, Function) else as_function(f, what)
+    function = f if isinstance(f, ModuleFunction) else module_function(f, what)
     if jit.is_tracing():
         raise InspectorError(
             f"{what} runs a program of its own and cannot be part of a traced function. Call it "
@@ -225,10 +225,10 @@ def trace_pass(
         )
     model = model_of(function, args, kwargs, what)
     hooks = marking_hooks(Selection(only), inputs=True, where=where)
-    with unchecked(), without_watching():
+    with unchecked_jit(), without_watching():
         with (
-            requiring_a_trace(lambda why: f"{what} cannot trace this call: {why}."),
-            staged(function, args, kwargs, hooks, roots={(): model}, known=known) as stage,
+            require_trace(lambda why: f"{what} cannot trace this call: {why}."),
+            stage_call(function, args, kwargs, hooks, roots={(): model}, known=known) as stage,
         ):
             require_staged(stage)
             require_examples(stage.arrays, what)
@@ -236,7 +236,9 @@ def trace_pass(
         yield traced
 
 
-def model_of(function: Function, args: Sequence[object], kwargs: Kwargs, what: str) -> nnx.Module:
+def model_of(
+    function: ModuleFunction, args: Sequence[object], kwargs: Kwargs, what: str
+) -> nnx.Module:
     roots = roots_of(function, args, kwargs)
     if len(roots) > 1:
         names = ", ".join(repr(site_key(path)) for path in roots)
@@ -256,9 +258,9 @@ def module_at(model: nnx.Module, path: Sequence[str]) -> nnx.Module | None:
     return found.get(tuple(path))
 
 
-def _calls_by_site(stage: Staged) -> dict[str, SiteCalls]:
-    found: dict[str, list[tuple[int, Marked, tuple[int, ...]]]] = {}
-    received: dict[str, Marked] = {}
+def _calls_by_site(stage: StagedCall) -> dict[str, SiteCalls]:
+    found: dict[str, list[tuple[int, Mark, tuple[int, ...]]]] = {}
+    received: dict[str, Mark] = {}
     for number, (mark, around) in enumerate(stage.survey.walk()):
         if mark.part == INPUT:
             received[mark.site] = mark
@@ -278,7 +280,7 @@ def _calls_by_site(stage: Staged) -> dict[str, SiteCalls]:
     }
 
 
-def arrays_of(mark: Marked) -> tuple[jax.ShapeDtypeStruct, ...]:
+def arrays_of(mark: Mark) -> tuple[jax.ShapeDtypeStruct, ...]:
     """The arrays of a mark with the axes of vmaps, as its values hold them."""
     return tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in mark.avals)
 

@@ -1,8 +1,8 @@
 """The hook of a watched model: what it names in the user's program, at each call.
 
 The outermost call begins a pass, and what each call returns gets a mark, which also marks its
-gradient. Where a perturbation may act, its numbers are `given`. Nothing is measured while the
-user's step is traced: `programs` reads the finished program and edits it where it is launched.
+gradient. Where a perturbation may act, its numbers are a `launch_input`. Nothing is measured while
+the user's step is traced: `programs` reads the finished program and edits it where it is launched.
 Invariant: equal hooks share programs. A hook holds only names and numbers, because its session may
 be gone.
 """
@@ -25,7 +25,7 @@ from jax.core import ShapedArray
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.launching.rules import noting_rules, rule_here
+from nnx_inspector._compat.launching.custom_rules import running_rule, track_rules
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import Context, open_hooks, replace_hooks, restore_hooks
 from nnx_inspector.hooks.sites import CALL, parse_key, site_key
@@ -51,20 +51,20 @@ from nnx_inspector.perturbations.places import (
     misfit_error,
 )
 from nnx_inspector.program.analysis.error_notes import note_site
-from nnx_inspector.program.editing.counting import Where, call_begins, counted_beside, counting
+from nnx_inspector.program.editing.position_masks import Where, mask_beside, mask_call, mask_params
 from nnx_inspector.program.function import call_in_shapes
 from nnx_inspector.program.marks import (
     BEGIN,
     INPUT,
     OUTPUT,
     Change,
-    given,
-    held,
+    launch_input,
     mark,
     mark_arguments,
+    mark_parameter,
     mark_tree,
 )
-from nnx_inspector.program.members import Ensemble, ensemble_of, within
+from nnx_inspector.program.members import Ensemble, ensemble_of, member_scope
 from nnx_inspector.program.structure import is_whole
 from nnx_inspector.typing import Args, Array, Function, Kwargs, Params, PyTree, Value
 
@@ -119,7 +119,7 @@ def current_call(session: int) -> TracedCall | None:
 def _running(session: int, run: TracedCall) -> Iterator[None]:
     _thread_calls.runs[session] = run
     try:
-        with noting_rules():
+        with track_rules():
             yield
     finally:
         del _thread_calls.runs[session]
@@ -154,7 +154,7 @@ class WatchHook:
 
     def __call__(self, next_fun: Function, args: Args, kwargs: Kwargs, context: Context) -> PyTree:
         site = context.site or ""
-        if rule_here():
+        if running_rule():
             self._note_unseen(site)
             return next_fun(*args, **kwargs)
         run = current_call(self.session) if self.inside else None
@@ -179,21 +179,21 @@ class WatchHook:
                     whole as of,
                 ):
                     return inside(next_fun, of[0], of[1], context)
-        how: Kwargs = {"owner": self.owner, "site": site, **counting(self.owner)}
+        how: Kwargs = {"owner": self.owner, "site": site, **mask_params(self.owner)}
         start, run.entered = len(run.bound) if run.entered else 0, True
         if _takes_ids(context) or any(p.at == INPUT and site in p.sites for p in self.places):
             number = run.count(site, INPUT)
             how |= {"call": (run.number, number)}
             change = self._perturbation_at(run, site, INPUT, number)
             args, kwargs = mark_arguments(args, kwargs, context, part=INPUT, change=change, **how)
-        with within(context.module):
+        with member_scope(context.module):
             try:
                 out = next_fun(*args, **kwargs)
             except FloatingPointError as error:  # raised by the user's `jax_debug_nans`
                 note_site(error, site)
                 raise
             number = run.count(site, OUTPUT)
-            ties = [x for x in run.bound[start:] if jit.is_of_here(x)]
+            ties = [x for x in run.bound[start:] if jit.is_current_tracer(x)]
             how |= {"call": (run.number, number), "gradients": self.gradients}
             change = self._perturbation_at(run, site, OUTPUT, number)
             out = mark_tree(out, part=OUTPUT, ties=ties, change=change, **how)
@@ -215,7 +215,7 @@ class WatchHook:
             found, mask = open_sessions.get(self.session), None
             if found is not None and not context.path:
                 found.notes.append(f"{error} All positions are measured.")
-        return call_begins(mask, self.owner, args, kwargs, context)
+        return mask_call(mask, self.owner, args, kwargs, context)
 
     def _measures_parameter(self, path: str) -> bool:
         """Whether a parameter is measured: all, none, or those of some modules."""
@@ -226,7 +226,7 @@ class WatchHook:
         """A parameter, whose gradient is marked."""
         if not self.gradients or not jit.is_tracer(value):
             return value
-        return held(value, site=path, call=run.number, owner=self.owner)
+        return mark_parameter(value, site=path, call=run.number, owner=self.owner)
 
     def _begin(
         self, those: ParameterSamples, args: tuple[Value, ...], kwargs: Kwargs, context: Context
@@ -284,13 +284,13 @@ class WatchHook:
         self, key: object, kind: jax.ShapeDtypeStruct, those: object, *ties: object, **how: object
     ) -> Value:
         aval = ShapedArray(kind.shape, kind.dtype)
-        return given.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
+        return launch_input.bind(*ties, place=(self.owner, key, those), kind=aval, **how)
 
     def _note_unseen(self, site: str) -> None:
         """Note a call that is neither measured nor perturbed: nor may its second run be, in which a
         function with a derivative of its own computes it again for the gradient.
         """
-        why = f"it is called inside a {rule_here()} equation, which cannot be entered"
+        why = f"it is called inside a {running_rule()} equation, which cannot be entered"
         run, found = current_call(self.session), open_sessions.get(self.session)
         if run is not None:
             run.begun.unseen[site] = why
@@ -346,7 +346,7 @@ class WatchHook:
                     reached.add((site, place, why, seen))
                     if not why:
                         act = functools.partial(_perturbed, name=f"{site}/{number}/{n}")
-                        where = counted_beside(self.owner, x) if takes_positions(one) else None
+                        where = mask_beside(self.owner, x) if takes_positions(one) else None
                         values[n] = apply_if(
                             here, act, x, one if where is None else restrict_to(one, where)
                         )
@@ -365,7 +365,7 @@ class WatchHook:
     ) -> Value:
         if not place.rows:
             return on
-        if run.ensemble is not None and jit.is_of_here(run.ensemble.number):
+        if run.ensemble is not None and jit.is_current_tracer(run.ensemble.number):
             return _is_on_in_member(on, place.rows, run.ensemble.number, run.ensemble.count)
         how = {"rows": place.rows, "call": run.number, "site": site}
         kind = jax.ShapeDtypeStruct((), np.bool_)

@@ -18,7 +18,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.flax_graphs import hold
+from nnx_inspector._compat.flax_graphs import set_raw_value
 from nnx_inspector.hooks.hook import Context
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
@@ -53,12 +53,12 @@ def variables_replaced(
     new = [(variable, value, named(path, value)) for path, (variable, value) in held.items()]
     try:
         for variable, _, named_value in new:
-            hold(variable, named_value)
+            set_raw_value(variable, named_value)
         yield
     finally:
         for variable, value, named_value in new:
             if variable.get_raw_value() is named_value:
-                hold(variable, value)
+                set_raw_value(variable, value)
 
 
 def arguments_of(args: object, kwargs: object) -> list[jax.Array]:

@@ -19,8 +19,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from nnx_inspector._compat.launching.started import Following
-from nnx_inspector._compat.processes import spans
+from nnx_inspector._compat.launching.programs import ProgramListener
+from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.hooks.dispatch import ScopeTagging, hook_openings
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
@@ -42,7 +42,7 @@ from nnx_inspector.live.programs.recompile import CallLog, CallLogging
 from nnx_inspector.live.programs.value_request import ValueRequest
 from nnx_inspector.live.programs.variants import VariantChooser, Variants
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, has_room
-from nnx_inspector.program.editing.counting import Where
+from nnx_inspector.program.editing.position_masks import Where
 from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.recordings.tree_rows import (
@@ -254,7 +254,7 @@ class Session:
 
     def takes_part(self, arrays: object) -> bool:
         """Whether a program on these arrays may be another than the user's own."""
-        if self._open is not None and spans(arrays):
+        if self._open is not None and spans_processes(arrays):
             begin, self._open = self._open, None
             begin()
         return not self.disagreement
@@ -445,7 +445,7 @@ class Session:
         if self.disagreement:
             return ()
         hooks = hook_openings(self.hook(self.places))
-        listening, fast = CallLogging(self._calls), Following()
+        listening, fast = CallLogging(self._calls), ProgramListener()
         return (
             _ScopeReport(self, self._scope),
             listening,

@@ -22,7 +22,7 @@ from typing import NoReturn, ParamSpec, TypedDict, TypeVar, cast
 
 import numpy as np
 
-from nnx_inspector._compat.launching.started import Following, Keeping, Latest, raise_kept
+from nnx_inspector._compat.launching import programs
 from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import installation
@@ -53,7 +53,7 @@ class Step:
     sampled: bool
     perturbed: bool
     seconds: float
-    latest: Latest | None
+    latest: programs.LatestResults | None
 
 
 class LoopCallbacks:
@@ -165,7 +165,7 @@ class Steps:
         self._open: tuple[Resource, ...] = ()
         self._began: float | None = None
         self._sampled = self._perturbed = False
-        self._path: Following | None = None
+        self._path: programs.ProgramListener | None = None
 
     def begin(self) -> None:
         self._owner.poll()
@@ -180,7 +180,7 @@ class Steps:
         elif due:
             those = self._session.log_bare_calls()
         before_due = not self._sampled and (self._step + 1) % self._every == 0
-        self._path = Following(latest=True) if before_due else None
+        self._path = programs.ProgramListener(latest=True) if before_due else None
         self._open = those if self._path is None else (*those, self._path)
         for one in self._open:
             one.open()
@@ -195,7 +195,7 @@ class Steps:
         self._began, self._path = None, None
         self._owner.step_ends(self._session, ended)
         self._step += 1
-        raise_kept()
+        programs.raise_kept_error()
 
     def leave(self) -> None:
         """Leave the loop, perhaps within a step: by a `break` or an error."""
@@ -244,7 +244,7 @@ def iterate(
     finally:
         loop.close()
     if not broken:
-        raise_kept()
+        programs.raise_kept_error()
     owner.loop_ended()
 
 
@@ -253,7 +253,7 @@ class _Iteration:
 
     def __init__(self, owner: LoopCallbacks, session: Session):
         self._owner, self._session = owner, session
-        self._keeping, self._installed = Keeping(), installation()
+        self._keeping, self._installed = programs.SignalErrors(), installation()
         self._steps: Steps | None = None
 
     def begin(self, total: int | None, every: int) -> Steps:
@@ -326,7 +326,7 @@ class Region:
 
     def __init__(self, owner: LoopCallbacks, session: Session, every: int):
         self._owner, self._session, self._every = owner, session, every
-        self._keeping, self._installed = Keeping(), installation()
+        self._keeping, self._installed = programs.SignalErrors(), installation()
         self._open: tuple[Resource, ...] = ()
         self._steps: Steps | None = None
         self._receiver: _Receiver | None = None
@@ -403,7 +403,7 @@ class Region:
         finally:
             self.close()
         if error is None:
-            raise_kept()
+            programs.raise_kept_error()
             self._owner.loop_ended()
 
     def close(self) -> None:

@@ -43,11 +43,11 @@ from nnx_inspector.perturbations.places import (
     misfit_error,
     no_array_error,
 )
-from nnx_inspector.program.editing.counting import Where
+from nnx_inspector.program.editing.position_masks import Where
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT
-from nnx_inspector.program.stage import HooksOf, Staged
-from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.program.stage import HooksOf, StagedCall
+from nnx_inspector.program.survey import Mark, Survey
 from nnx_inspector.typing import Value
 
 
@@ -69,12 +69,12 @@ def marking_hooks_for(
 
 
 def setting_at_marks(
-    stage: Staged,
+    stage: StagedCall,
     keys: Sequence[str],
     numbers: object,
     places: Sequence[Place],
     data: Sequence[Value],
-) -> Callable[[Marked, list[Value], Rows], list[Value]]:
+) -> Callable[[Mark, list[Value], Rows], list[Value]]:
     """The function for `Plan.perturb` that applies rows and places at each mark of a stage.
 
     `keys` are the sites that have a row of `numbers`, float32 `[keys, ROW]`; `data` is as in
@@ -92,7 +92,7 @@ def setting_at_marks(
         functools.partial(check_fits, stage=stage),
     )
 
-    def perturb(mark: Marked, values: list[Value], rows: Rows, *wheres: Value) -> list[Value]:
+    def perturb(mark: Mark, values: list[Value], rows: Rows, *wheres: Value) -> list[Value]:
         if mark.part == OUTPUT and mark.site in index:
             values = [apply_row(value, numbers, index[mark.site]) for value in values]
         return at_places(mark, values, rows, *wheres)
@@ -165,10 +165,10 @@ class PerturbableSites:
         stage: the call, with the outputs and inputs of all its sites marked.
     """
 
-    def __init__(self, stage: Staged):
+    def __init__(self, stage: StagedCall):
         shapes = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in stage.inputs]
         self._stage = dataclasses.replace(stage, inputs=list(shapes), arrays=(), last=None)
-        self._marks: dict[tuple[str, str], list[tuple[Marked, tuple[int, ...]]]] = {}
+        self._marks: dict[tuple[str, str], list[tuple[Mark, tuple[int, ...]]]] = {}
         for mark, around in stage.survey.walk():
             here = (mark, mark.rows(around))
             self._marks.setdefault((mark.site, mark.part), []).append(here)

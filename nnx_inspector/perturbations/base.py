@@ -328,7 +328,7 @@ def _known(numbers: object) -> list[Value] | None:
     """The numbers, where `vmap` or `grad` maps arrays and not those of a program; None if not."""
     if isinstance(numbers, jax.ShapeDtypeStruct):
         return None
-    origin = jit.origin_of(numbers)
+    origin = jit.outer_value(numbers)
     return None if origin.program is not None else np.ravel(origin.value).tolist()
 
 

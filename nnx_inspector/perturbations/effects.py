@@ -22,7 +22,7 @@ from nnx_inspector._compat.jaxprs import open_jaxpr, sub_jaxprs
 from nnx_inspector.arrays import is_array, shape_of
 from nnx_inspector.program.marks import CHANGE, OUTPUT, mark
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.stage import StagedCall
 from nnx_inspector.typing import AnyArray, Array, Bool, Float, Jaxpr, Params, PyTree, Value
 
 ROOT = ""
@@ -58,7 +58,9 @@ def value_and_positions(x: Value, where: Value) -> tuple[Value, Value]:
     return x, where
 
 
-def differences(stage: Staged, inputs: list[Array], plan: Plan, *, root: str = ROOT) -> Differences:
+def differences(
+    stage: StagedCall, inputs: list[Array], plan: Plan, *, root: str = ROOT
+) -> Differences:
     """Evaluate a stage twice, clean and perturbed, and compare the two.
 
     `inputs` are the perturbed pass's; the clean pass has the stage's own. The site `root` (or `""`,
@@ -127,7 +129,7 @@ def _measure(
     return Differences(sites, kl, top1, None if result is None else relative_change_where(result))
 
 
-def _values(stage: Staged, seen: list[Value]) -> dict[str, list[tuple[Value, Value]]]:
+def _values(stage: StagedCall, seen: list[Value]) -> dict[str, list[tuple[Value, Value]]]:
     """The arrays that each site's calls returned, except in loops of unknown length, and which of
     their positions count.
     """

@@ -130,8 +130,8 @@ def _change_cotangent(ct: jax.Array, number: jax.Array, how: str) -> jax.Array:
 # through the second, which is linear and whose transpose changes the cotangent. A vmap counts the
 # axes that it has put in front (`mapped`), so that each example's gradient is clipped by its own
 # norm.
-_change_cotangent_p = jaxprs.identity("nnx_inspector_change_cotangent")
-_change_cotangent_linear_p = jaxprs.identity("nnx_inspector_change_cotangent_linear")
+_change_cotangent_p = jaxprs.identity_primitive("nnx_inspector_change_cotangent")
+_change_cotangent_linear_p = jaxprs.identity_primitive("nnx_inspector_change_cotangent_linear")
 
 
 def _jvp(

@@ -22,7 +22,7 @@ from flax import nnx
 from jax.core import ShapedArray
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector._compat.interpreter import interpreted, kept_apart
+from nnx_inspector._compat.interpreter import interpret, opaque_primitive
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import (
@@ -54,20 +54,20 @@ from nnx_inspector.perturbations.places import (
     no_array_error,
     require_perturbation,
 )
-from nnx_inspector.program.launched import Block
+from nnx_inspector.program.instrument import evaluate
+from nnx_inspector.program.launched import LaunchedMarks
 from nnx_inspector.program.marks import (
     INPUT,
     OUTPUT,
-    given,
+    launch_input,
     mark,
     mark_arguments,
     mark_tree,
 )
-from nnx_inspector.program.members import ensemble_of, within
+from nnx_inspector.program.members import ensemble_of, member_scope
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import is_observable, is_whole
-from nnx_inspector.program.survey import Marked, call_numbers, survey
+from nnx_inspector.program.survey import Mark, call_numbers, survey
 from nnx_inspector.resources import open_all
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, Primitive, PyTree, Treedef, Value
 
@@ -137,7 +137,7 @@ class _Numbers:
         place = self.token, number, self
         otherwise = _HostNumber(self.token, number, kind)
         kind = ShapedArray(kind.shape, kind.dtype)
-        return given.bind(place=place, kind=kind, otherwise=otherwise)
+        return launch_input.bind(place=place, kind=kind, otherwise=otherwise)
 
     def check(self, one: Perturbation, site: str, x: Value) -> None:
         """Raise if the perturbation does not fit an array, by the numbers that it has now."""
@@ -216,14 +216,14 @@ class _MarkSite:
         site = context.site or type(context.module).__name__
         if context.type_name == kernels.KERNEL:
             raise ValueError(kernels.NO_PATTERN.format(site=site))
-        if kept_apart():
-            why = f"it is called inside a {kept_apart()} equation, which cannot be entered"
+        if opaque_primitive():
+            why = f"it is called inside a {opaque_primitive()} equation, which cannot be entered"
             raise ValueError(f"{site!r} cannot be perturbed here: {why}.")
         how = {"owner": self.owner, "site": site, "part": self.at}
         if self.at == INPUT:
             self._require(site, (args, kwargs))
             args, kwargs = mark_arguments(args, kwargs, context, **how)
-        with within(context.module):
+        with member_scope(context.module):
             out = next_fun(*args, **kwargs)
             if self.at == INPUT:
                 return out
@@ -256,7 +256,7 @@ class _PerturbLayer:
         calls: dict[int, int] = {}
         act = perturb_at_marks(calls, lambda _: [Action(one, self.rows, on)], self._check)
 
-        def perturb(mark: Marked, values: list[Value], around: Rows) -> list[Value]:
+        def perturb(mark: Mark, values: list[Value], around: Rows) -> list[Value]:
             if ensemble is not None and not around:
                 around = ((ensemble.number, ensemble.count),)
             if not around:
@@ -271,7 +271,7 @@ class _PerturbLayer:
             """Run an equation of the call, with the marks that it holds perturbed."""
             if primitive is not mark and not any(True for _ in jaxprs.jaxprs_in(params)):
                 return bind()
-            operands = (jaxprs.typed(jax.typeof(x)) for x in values)
+            operands = (jaxprs.aval_argument(jax.typeof(x)) for x in values)
             program = jax.make_jaxpr(lambda *xs: primitive.bind(*xs, **params))(*operands)
             found = survey(program, self.numbers.token)
             for site, why in found.unseen.items():
@@ -283,10 +283,10 @@ class _PerturbLayer:
                 return evaluate(found, values, plan=plan)[0]
 
         inside = tuple(hook for hook in open_hooks() if hook.wrap != self)
-        with replace_hooks(inside), interpreted(entered):
+        with replace_hooks(inside), interpret(entered):
             return next_fun(*args, **kwargs)
 
-    def _check(self, one: Perturbation, mark: Marked) -> None:
+    def _check(self, one: Perturbation, mark: Mark) -> None:
         for x in arrays_of(mark):
             self.numbers.check(one, mark.site, x)
 
@@ -373,7 +373,9 @@ def perturb(
     token, met = _token_for(perturbation, ("perturb", *base, depth))
     depths[base] = depth + 1
     _numbers[token] = leaves
-    block = Block(token, Plan(summarise=False), given=lambda place: _numbers[token][place[1]])
+    block = LaunchedMarks(
+        token, Plan(summarise=False), given=lambda place: _numbers[token][place[1]]
+    )
     try:
         numbers = _Numbers(token, treedef, avals, None, met)
         with open_all(block), _open_region(numbers, perturbation.at, rows, selection, scope, model):

@@ -34,12 +34,12 @@ from nnx_inspector.perturbations.places import (
     nan_if_out_of_bounds,
     no_array_error,
 )
-from nnx_inspector.program.function import as_function
+from nnx_inspector.program.function import module_function
 from nnx_inspector.program.marking import marking_hooks
-from nnx_inspector.program.marks import INPUT, OUTPUT, mapped_first
+from nnx_inspector.program.marks import INPUT, OUTPUT, move_vmap_axes_first
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.stage import Staged, staged
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.stage import StagedCall, stage_call
+from nnx_inspector.program.survey import Mark
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.typing import Function, Value
 
@@ -133,14 +133,14 @@ def perturbed(f: object) -> Function:
         >>> jax.vmap(norm)(jnp.array([0.0, 1.0, 2.0])).shape
         (3,)
     """
-    function = as_function(f, "perturbed")
+    function = module_function(f, "perturbed")
 
     def call(perturbations: Perturbations, *args: object, **kwargs: object) -> Value:
         rules = _rules(perturbations)
         inputs = any(rule.of(INPUT) for rule in rules)
         patterns = [rule.pattern for rule in rules if rule.of(OUTPUT) or rule.of(INPUT)]
         hooks = marking_hooks(Selection(patterns or None), inputs=inputs)
-        with staged(function, args, kwargs, hooks, may_run=True) as stage:
+        with stage_call(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             if not stage.eager:
                 _check(stage, rules)
@@ -223,8 +223,8 @@ class Action:
 
 def perturb_at_marks(
     calls: Mapping[int, int],
-    acts: Callable[[Marked], Iterable[Action]],
-    check: Callable[[Perturbation, Marked], None],
+    acts: Callable[[Mark], Iterable[Action]],
+    check: Callable[[Perturbation, Mark], None],
 ) -> Callable[..., list[Value]]:
     """The function for `Plan.perturb` that does the acts of each mark, in their order.
 
@@ -235,7 +235,7 @@ def perturb_at_marks(
     """
 
     def perturb(
-        mark: Marked, values: list[Value], rows: Rows, wheres: Sequence[Value] = ()
+        mark: Mark, values: list[Value], rows: Rows, wheres: Sequence[Value] = ()
     ) -> list[Value]:
         for act in acts(mark):
             check(act.one, mark)
@@ -262,7 +262,7 @@ def _change_array(x: Value, one: Value, *, mapped: tuple[int, ...], name: str) -
         return apply_mapped(lambda x: nan_if_out_of_bounds(one)(x, name), x, mapped)
     whole, where = one
     count = len(mapped)
-    shape = (*mapped_first(x, mapped).shape[:count], *where.shape[count:])
+    shape = (*move_vmap_axes_first(x, mapped).shape[:count], *where.shape[count:])
     act = lambda x, where: nan_if_out_of_bounds(restrict_to(whole, where))(x, name)  # noqa: E731
     return apply_mapped(act, x, mapped, jnp.broadcast_to(where, shape))
 
@@ -279,10 +279,10 @@ def _is_on(act: Action, site: str, rows: Rows) -> Value:
     return jnp.all(jnp.array([on, *chosen]))
 
 
-def _actions_of(rules: Sequence[_Rule]) -> Callable[[Marked], list[Action]]:
+def _actions_of(rules: Sequence[_Rule]) -> Callable[[Mark], list[Action]]:
     at: dict[tuple[str, str], list[Action]] = {}
 
-    def acts(mark: Marked) -> list[Action]:
+    def acts(mark: Mark) -> list[Action]:
         found = at.get((mark.site, mark.part))
         if found is None:
             here = [r for r in rules if Selection(r.pattern).matches_key(mark.site)]
@@ -293,7 +293,7 @@ def _actions_of(rules: Sequence[_Rule]) -> Callable[[Marked], list[Action]]:
     return acts
 
 
-def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
+def _check(stage: StagedCall, rules: Sequence[_Rule]) -> None:
     """Raise if a rule meets no call, or a perturbation has no meaning at its site.
 
     In an eager call the former is known only after the run; the latter is raised at the mark.
@@ -312,7 +312,7 @@ def _check(stage: Staged, rules: Sequence[_Rule]) -> None:
                     check_fits(one, mark, stage)
 
 
-def why_unseen(pattern: str, stage: Staged) -> str:
+def why_unseen(pattern: str, stage: StagedCall) -> str:
     """The error text for a glob whose sites have no marks in the call."""
     selection = Selection(pattern)
     reasons = {r for site, r in stage.survey.unseen.items() if selection.matches_key(site)}
@@ -320,7 +320,7 @@ def why_unseen(pattern: str, stage: Staged) -> str:
     return f"{pattern!r} cannot be perturbed here: {why}."
 
 
-def check_members(mark: Marked, rows: Sequence[int]) -> None:
+def check_members(mark: Mark, rows: Sequence[int]) -> None:
     """Raise if one member of an ensemble is chosen where all members share an array."""
     if rows and mark.members and None in mark.member_axes:
         raise ValueError(
@@ -358,13 +358,13 @@ def apply_mapped(
         return apply(x, *others)
     for _ in mapped:
         apply = jax.vmap(apply)
-    y = apply(mapped_first(x, mapped), *others)
+    y = apply(move_vmap_axes_first(x, mapped), *others)
     for position, axis in reversed(list(enumerate(reversed(mapped)))):
         y = jnp.moveaxis(y, position, position + axis)
     return y
 
 
-def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
+def check_fits(one: Perturbation, mark: Mark, stage: StagedCall) -> None:
     """Raise if a perturbation has no meaning for what a module returns or receives."""
     if stage.scope.operations.get(mark.site) == kernels.KERNEL:
         raise ValueError(kernels.NO_PATTERN.format(site=mark.site))
@@ -376,7 +376,7 @@ def check_fits(one: Perturbation, mark: Marked, stage: Staged) -> None:
             raise why
 
 
-def arrays_of(mark: Marked) -> Iterator[jax.ShapeDtypeStruct]:
+def arrays_of(mark: Mark) -> Iterator[jax.ShapeDtypeStruct]:
     """The arrays of a mark as the module sees them, without the axes of vmaps."""
     return map(without_mapped_axes, mark.avals, mark.mapped)
 

@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.flax_graphs import hold
+from nnx_inspector._compat.flax_graphs import set_raw_value
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.hooks.globs import glob_matches, split_escaped
 from nnx_inspector.hooks.sites import Path, Selection, no_match_text, site_key
@@ -27,7 +27,7 @@ from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.places import misfit_clause, misfit_error, nan_if_out_of_bounds
 from nnx_inspector.program.analysis.equations import ROW, bodies_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.stage import Staged, array_names
+from nnx_inspector.program.stage import StagedCall, array_names
 from nnx_inspector.program.structure import describe
 from nnx_inspector.typing import Jaxpr, Value
 
@@ -64,7 +64,7 @@ class _Array:
         return named and glob_matches(pattern, self.path)
 
 
-def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[int, Value]:
+def perturbed_parameters(stage: StagedCall, rules: Sequence[ParameterRule]) -> dict[int, Value]:
     """The perturbed parameters, by the number of the stage's input that holds each.
 
     Raises:
@@ -91,7 +91,7 @@ def perturbed_parameters(stage: Staged, rules: Sequence[ParameterRule]) -> dict[
     return replaced
 
 
-def _arrays(stage: Staged) -> list[_Array]:
+def _arrays(stage: StagedCall) -> list[_Array]:
     return [
         _Array(site_key(path) + name, path, number, isinstance(variable, nnx.Param))
         for path, variable in variables_by_path(stage.roots)
@@ -144,12 +144,12 @@ def hold_perturbed(
             new = _perturbed_value(variable, value, (*prefix, *path), rules, reached)
             if new is not value:
                 changed.append((variable, value, new))
-                hold(variable, new)
+                set_raw_value(variable, new)
         yield reached
     finally:
         for variable, value, new in changed:
             if isinstance(variable, nnx.Param) or variable.get_raw_value() is new:
-                hold(variable, value)
+                set_raw_value(variable, value)
 
 
 def _perturbed_value(
@@ -176,7 +176,9 @@ def _perturbed_value(
 # ----------------------------------------------------------------- layers
 
 
-def _layer_of(array: _Array, value: object, rule: ParameterRule, stage: Staged) -> tuple[int, ...]:
+def _layer_of(
+    array: _Array, value: object, rule: ParameterRule, stage: StagedCall
+) -> tuple[int, ...]:
     """The chosen layer as an index into the parameter."""
     if not rule.layer:
         return ()
@@ -213,7 +215,7 @@ def _stack_lengths(jaxpr: Jaxpr, number: int) -> tuple[int, ...]:
 
 
 def with_own_parameters(
-    stage: Staged, out: Sequence[object], replaced: Mapping[int, object]
+    stage: StagedCall, out: Sequence[object], replaced: Mapping[int, object]
 ) -> list[Value]:
     """The outputs, with the model's own array for each parameter that the call leaves as it is."""
     if not replaced:

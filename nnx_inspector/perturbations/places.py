@@ -24,7 +24,13 @@ from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.native import APPLY, call, in_the_width, lower_for_a_cpu, serves_here
+from nnx_inspector._compat.native import (
+    APPLY,
+    call,
+    can_call_everywhere,
+    register_cpu_lowering,
+    with_x64_of_operands,
+)
 from nnx_inspector._compat.sharding import keeping_sharding
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.perturbations.activations import Apply, Scale, Zero
@@ -317,7 +323,7 @@ def apply_row(x: Array, rows: Value, index: int) -> Array:
     if not is_observable(x):
         return x
     x = jnp.asarray(x)
-    if x.dtype == np.float32 and serves_here():
+    if x.dtype == np.float32 and can_call_everywhere():
         return _apply_row_p.bind(x, jnp.asarray(rows), index=index)
     return _scaled_by_row(x, rows, index=index)
 
@@ -341,9 +347,9 @@ _apply_row_p = Primitive("nnx_inspector_apply")
 _apply_row_p.def_impl(jax.jit(_scaled_by_row, static_argnames="index"))
 _apply_row_p.def_abstract_eval(lambda x, rows, *, index: x)
 mlir.register_lowering(
-    _apply_row_p, mlir.lower_fun(in_the_width(_scaled_by_row), multiple_results=False)
+    _apply_row_p, mlir.lower_fun(with_x64_of_operands(_scaled_by_row), multiple_results=False)
 )
-lower_for_a_cpu(
+register_cpu_lowering(
     _apply_row_p,
     _scaled_by_row,
     lambda x, rows, **how: call(APPLY, [x], x, rows, in_place=True, **how)[0],

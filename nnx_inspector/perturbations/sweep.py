@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector._compat.configuration import unchecked_jit
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.arrays import is_array, require_examples
 from nnx_inspector.errors import add_note, warn
@@ -48,14 +48,14 @@ from nnx_inspector.perturbations.sweep_masks import (
     sweep_hooks,
 )
 from nnx_inspector.program.analysis.cost import available_bytes, peak_bytes
-from nnx_inspector.program.eager import requiring_a_trace
-from nnx_inspector.program.editing.counting import Where, misfit_of, where_of
-from nnx_inspector.program.function import Function
+from nnx_inspector.program.eager import require_trace
+from nnx_inspector.program.editing.position_masks import Where, misfit_of, where_of
+from nnx_inspector.program.function import ModuleFunction
+from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.rewrite import evaluate
-from nnx_inspector.program.stage import Staged, staged
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.stage import StagedCall, stage_call
+from nnx_inspector.program.survey import Mark
 from nnx_inspector.progress import Progress, Report, show_progress
 from nnx_inspector.records.donated import require_staged
 from nnx_inspector.stats.summarize import is_number
@@ -76,7 +76,7 @@ _COLUMNS = ("site", "unit", "loss", "loss_change", "output_change", "kl", "top1_
 
 def sweep(
     model: nnx.Module,
-    loss_fn: Function,
+    loss_fn: ModuleFunction,
     /,
     *args: object,
     sites: Only = "**",
@@ -157,14 +157,16 @@ def sweep(
     what: Any = dict(model=model, sites=sites, perturbation=perturbation, layers=layers)
     how: Params = dict(units=units, logits=logits, chunk=chunk, progress=progress)
     how["where"], told = where_of(where), list[str]()
-    frame = sweep_call(Function(loss_fn), (model, *args), kwargs, **what, **how, unfit=told.append)
+    frame = sweep_call(
+        ModuleFunction(loss_fn), (model, *args), kwargs, **what, **how, unfit=told.append
+    )
     for text in told:
         warn(text)
     return frame
 
 
 def sweep_call(
-    function: Function,
+    function: ModuleFunction,
     args: tuple[object, ...],
     kwargs: Kwargs,
     *,
@@ -193,10 +195,10 @@ def sweep_call(
     selection = Selection(sites)
     selection.require_match(model)
     marking = sweep_hooks(selection, root, inputs=kind.at == INPUT, where=where)
-    with show_progress(progress, "sweep") as report, unchecked(), without_watching():
+    with show_progress(progress, "sweep") as report, unchecked_jit(), without_watching():
         with (
-            requiring_a_trace(_untraceable_text),
-            staged(function, args, kwargs, marking, roots={(): model}) as stage,
+            require_trace(_untraceable_text),
+            stage_call(function, args, kwargs, marking, roots={(): model}) as stage,
         ):
             require_staged(stage)
             require_examples(stage.arrays, "sweep")
@@ -225,7 +227,7 @@ def _untraceable_text(why: str) -> str:
 class _SweepPass:
     """One pass with one mask on, and its measures."""
 
-    stage: Staged
+    stage: StagedCall
     masks: SweepMasks
     perturbation: Perturbation
     logits: Logits
@@ -268,7 +270,7 @@ class _SweepPass:
         return scalars, results, self.masks.reached(survey, seen, is_on)
 
     @property
-    def _results(self) -> list[Marked]:
+    def _results(self) -> list[Mark]:
         """The marks on what the model returns."""
         found = [mark for mark in self.stage.survey.marks if mark.part == RESULT]
         return [mark for mark in found if mark.site == self.root] or found

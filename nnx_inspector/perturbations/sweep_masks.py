@@ -34,11 +34,11 @@ from nnx_inspector.perturbations.perturbed import (
 )
 from nnx_inspector.perturbations.places import require_perturbation
 from nnx_inspector.program.analysis.equations import is_call
-from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
+from nnx_inspector.program.editing.position_masks import Where, mask_hooks, mask_params
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT, mark_tree
-from nnx_inspector.program.stage import HooksOf, Staged
-from nnx_inspector.program.survey import Marked, Survey, why_divided
+from nnx_inspector.program.stage import HooksOf, StagedCall
+from nnx_inspector.program.survey import Mark, Survey, why_divided
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
 
@@ -62,7 +62,7 @@ class _MarkResult:
     ) -> PyTree:
         out = next_fun(*args, **kwargs)
         how: Params = {"owner": self.owner, "site": context.site, "part": RESULT}
-        return mark_tree(out, **how, **counting(self.owner))
+        return mark_tree(out, **how, **mask_params(self.owner))
 
 
 def sweep_hooks(selection: Selection, root: str, *, inputs: bool, where: Where | None) -> HooksOf:
@@ -71,7 +71,7 @@ def sweep_hooks(selection: Selection, root: str, *, inputs: bool, where: Where |
 
     def hooks(scope: Scope, owner: Owner) -> list[Hook]:
         result = Hook(_MarkResult(owner), TAP_OUTPUT, Selection(["", root]), scope)
-        return [*counting_hooks(owner, where, scope), result, *of_sites(scope, owner)]
+        return [*mask_hooks(owner, where, scope), result, *of_sites(scope, owner)]
 
     return hooks
 
@@ -105,10 +105,10 @@ class SweepMasks:
             masks[site] = np.asarray(numbers).reshape(-1, *(1,) * len(lengths)) == own
         return masks
 
-    def perturb(self, stage: Staged, one: Perturbation, masks: ActiveMasks) -> Value:
+    def perturb(self, stage: StagedCall, one: Perturbation, masks: ActiveMasks) -> Value:
         """The function for `Plan.perturb` that applies `one` at the masks that are on."""
 
-        def acts(mark: Marked) -> list[Action]:
+        def acts(mark: Mark) -> list[Action]:
             acts_here = mark.part == self.part and mark.site in self.first
             return [Action(one, on=masks[mark.site], axis=self.axis)] if acts_here else []
 
@@ -153,7 +153,7 @@ def check_sweep(perturbation: Any, chunk: Any) -> None:
 
 
 def masks_of(
-    stage: Staged,
+    stage: StagedCall,
     terms: Sequence[object],
     one: Perturbation,
     *,
@@ -174,7 +174,7 @@ def masks_of(
         ValueError: a glob meets no site that the call reaches.
     """
     depths = _scan_depths(stage.survey)
-    here: dict[str, list[Marked]] = {}
+    here: dict[str, list[Mark]] = {}
     around: dict[str, list[tuple[int, ...]]] = {}
     divided: dict[str, str] = {}
     for mark, within in stage.survey.walk():
@@ -218,7 +218,7 @@ def masks_of(
     return SweepMasks(tuple(names), refused, one.at, first, units, tuple(numbers))
 
 
-def _unit_count(found: Sequence[Marked], axis: int) -> int:
+def _unit_count(found: Sequence[Mark], axis: int) -> int:
     """The number of units along an axis of the arrays of a site's calls."""
     arrays = [x for mark in found for x in arrays_of(mark)]
     counts = [x.shape[axis] for x in arrays if -x.ndim <= axis < x.ndim]
@@ -234,7 +234,7 @@ def _unit_count(found: Sequence[Marked], axis: int) -> int:
     return counts[0]
 
 
-def _require_reached(stage: Staged, terms: Sequence[object], sites: Sequence[str]) -> None:
+def _require_reached(stage: StagedCall, terms: Sequence[object], sites: Sequence[str]) -> None:
     for term in terms:
         selection = Selection(term)
         known = [s for s in sites if selection.matches_key(s)] if isinstance(term, str) else sites
@@ -276,7 +276,7 @@ def _scan_depths(found: Survey) -> dict[tuple[str, ...], int]:
 # ---------------------------------------------------------------------- chains
 
 
-def default_kind(stage: Staged, sites: Collection[str], part: str) -> Perturbation:
+def default_kind(stage: StagedCall, sites: Collection[str], part: str) -> Perturbation:
     """The kind that distinguishes sites: Mean in a chain whose outputs have a batch to average."""
     here = [m for m in stage.survey.marks if m.part == OUTPUT and m.site in sites]
     averaged = all(
@@ -286,7 +286,7 @@ def default_kind(stage: Staged, sites: Collection[str], part: str) -> Perturbati
     return Mean() if averaged and _is_chain(stage, sites, part) else Zero()
 
 
-def _is_chain(stage: Staged, sites: Collection[str], part: str) -> bool:
+def _is_chain(stage: StagedCall, sites: Collection[str], part: str) -> bool:
     """Whether everything that the result takes from the call's arrays passes through each of the
     sites.
 

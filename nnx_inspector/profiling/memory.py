@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
-from nnx_inspector._compat.launching.compiled import Executable, begun_last
+from nnx_inspector._compat.launching.executables import Executable, last_started_jaxpr
 from nnx_inspector.errors import add_note
 from nnx_inspector.profiling import hlo
 from nnx_inspector.profiling.owners import OUTSIDE, Parts
@@ -170,7 +170,7 @@ def note_memory(error: BaseException, when: str) -> None:
     """Say in a note of an error when it was raised; if memory is exhausted, who needs most."""
     text = f"raised while the step was {when} by profile."
     if EXHAUSTED in f"{error}":
-        text += f" {memory_in_words(begun_last())}"
+        text += f" {memory_in_words(last_started_jaxpr())}"
     add_note(error, text.strip())
 
 

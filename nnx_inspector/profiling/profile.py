@@ -22,7 +22,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.flax_graphs import graph_nodes
-from nnx_inspector._compat.launching.compiled import Executable, known, numbered
+from nnx_inspector._compat.launching.executables import Executable, executables, without_disk_cache
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.scope import scope_of
 from nnx_inspector.hooks.sites import iter_modules, require_module, site_key
@@ -153,7 +153,7 @@ class _CopiedStep:
             out = self._step(*args, **kwargs)
             jax.block_until_ready((_arrays(out), _arrays(nnx.state(nodes))))
 
-        with open_named_scopes(scope), numbered():
+        with open_named_scopes(scope), without_disk_cache():
             yield call
 
     @contextlib.contextmanager
@@ -218,7 +218,7 @@ def _programs_in(run: traces.Run) -> dict[traces.ProgramKey, _Program]:
         of[operation] = of.get(operation, 0) + 1
     found: dict[traces.ProgramKey, _Program] = {}
     for key, seen in counts.items():
-        named = [(jaxpr, one) for jaxpr, one in known.items() if one.name == key.name]
+        named = [(jaxpr, one) for jaxpr, one in executables.items() if one.name == key.name]
         same = [(jaxpr, one) for jaxpr, one in named if one.number == key.number]
         best: tuple[int, Jaxpr, Executable, hlo.Module] | None = None
         for jaxpr, executable in same or named:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.sources import names_of
+from nnx_inspector._compat.sources import name_stack_of
 from nnx_inspector.profiling.owners import phase_in
 from nnx_inspector.profiling.scopes import path_in
 from nnx_inspector.program.analysis.cost import bytes_of, equation_flops, is_arithmetic
@@ -60,7 +60,7 @@ def cost_of_program(program: object) -> ProgramCost:
 
 def _add_flops(jaxpr: object, around: str, times: int | None, found: ProgramCost) -> None:
     for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns:
-        names = f"{around}/{names_of(equation)}"
+        names = f"{around}/{name_stack_of(equation)}"
         found.backward |= "transpose(" in names
         found.forward |= "jvp(" in names and "transpose(" not in names
         bodies = () if is_arithmetic(equation) else bodies_of(equation)
@@ -104,7 +104,7 @@ def _kept_values(jaxpr: object, around: str) -> Iterator[tuple[ModulePath, int]]
     producers: _Producers = {}
     counted: set[Value] = set()
     for equation in bare.eqns:
-        names = f"{around}/{names_of(equation)}"
+        names = f"{around}/{name_stack_of(equation)}"
         if phase_in(names) != "backward":
             producers.update((v, (equation, i)) for i, v in enumerate(equation.outvars))
             if not is_arithmetic(equation):
@@ -119,7 +119,7 @@ def _kept_values(jaxpr: object, around: str) -> Iterator[tuple[ModulePath, int]]
                 continue
             counted.add(value)
             producer, number = producers[value]
-            of, _, inside = _producer(producer, number, f"{around}/{names_of(producer)}")
+            of, _, inside = _producer(producer, number, f"{around}/{name_stack_of(producer)}")
             if phase_in(inside) == "forward":
                 yield of, bytes_of(value.aval)
 
@@ -138,7 +138,7 @@ def largest_array(jaxpr: object, around: str = "") -> LargestArray | None:
     """The largest array that a jaxpr computes; of several the first."""
     found: list[LargestArray] = []
     for equation in jaxprs.open_jaxpr(jaxpr)[0].eqns:
-        names = f"{around}/{names_of(equation)}"
+        names = f"{around}/{name_stack_of(equation)}"
         if not is_arithmetic(equation):
             inner = [largest_array(body.jaxpr, names) for body in bodies_of(equation)]
             found += [one for one in inner if one is not None]
@@ -191,5 +191,5 @@ def _producer(equation: Equation, number: int, names: str) -> tuple[ModulePath, 
         inside = {v: (one, i) for one in bare.eqns for i, v in enumerate(one.outvars)}
         if not jaxprs.is_literal(out) and out in inside:
             one, i = inside[out]
-            return _producer(one, i, f"{names}/{names_of(one)}")
+            return _producer(one, i, f"{names}/{name_stack_of(one)}")
     return path_in(names), equation.primitive.name, names

@@ -16,8 +16,8 @@ from typing import Final
 import jax
 from flax import nnx
 
-from nnx_inspector._compat.configuration import named_programs
-from nnx_inspector._compat.launching.compiled import noting
+from nnx_inspector._compat.configuration import names_in_cache_key
+from nnx_inspector._compat.launching.executables import record_executables
 from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
@@ -64,7 +64,11 @@ def _call_in_scope(next_fun: Function, args: Args, kwargs: Kwargs, context: Cont
 @contextlib.contextmanager
 def open_named_scopes(scope: Scope) -> Iterator[None]:
     """Name the calls of a scope's modules in what this thread traces and compiles."""
-    with named_programs(), noting(), add_hooks(Hook(_call_in_scope, TAP_OUTPUT, None, scope)):
+    with (
+        names_in_cache_key(),
+        record_executables(),
+        add_hooks(Hook(_call_in_scope, TAP_OUTPUT, None, scope)),
+    ):
         yield
 
 

@@ -103,7 +103,7 @@ def pair_of(equation: Equation) -> list[Value]:
     return list(equation.invars[: len(equation.params["structure"].arrays)])
 
 
-def says_nothing(equation: Equation, same: Callable[[Any, Any], bool]) -> bool:
+def is_unmeasurable(equation: Equation, same: Callable[[Any, Any], bool]) -> bool:
     """Whether a marked change has no figures: a PRNG key, no pair of values, or the same value."""
     if equation.params.get("part") != CHANGE:
         return False

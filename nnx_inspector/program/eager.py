@@ -3,9 +3,9 @@
 This is for calls that cannot be traced because their code reads the values of arrays. Values stay
 the caller's own, arrays or tracers of an eager derivative. Each mark, and each jitted function,
 scan or cond that holds marks, comes here when it runs, as a program of one equation, and is edited
-as a traced call is (`rewrite`). Invariant: the measurements are those of a traced call, in the same
-order, and the call's results do not change. A part that is jitted compiles once for all its calls:
-a loop over tokens compiles one token.
+as a traced call is (`instrument`). Invariant: the measurements are those of a traced call, in the
+same order, and the call's results do not change. A part that is jitted compiles once for all its
+calls: a loop over tokens compiles one token.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from flax import errors
 
 from nnx_inspector._compat import interpreter, jaxprs, jit, sources
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.sharding import on_this_mesh
+from nnx_inspector._compat.sharding import to_current_mesh
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import replace_hooks
-from nnx_inspector.program.analysis.identity import handed_on
-from nnx_inspector.program.changes import says_nothing
-from nnx_inspector.program.editing.counting import known_mask
-from nnx_inspector.program.editing.editor import WHERE
-from nnx_inspector.program.launched import Block
-from nnx_inspector.program.marks import GRADIENT, alone, mark
-from nnx_inspector.program.plan import Plan, Seen
-from nnx_inspector.program.rewrite import Rewritten, rewritten
-from nnx_inspector.program.survey import Item, Marked, Survey, call_numbers, holds_marks, survey
+from nnx_inspector.program.analysis.identity import forwarded_operands
+from nnx_inspector.program.changes import is_unmeasurable
+from nnx_inspector.program.editing.context import WHERE
+from nnx_inspector.program.editing.position_masks import last_mask
+from nnx_inspector.program.instrument import InstrumentedProgram, instrument
+from nnx_inspector.program.launched import LaunchedMarks
+from nnx_inspector.program.marks import GRADIENT, equation_program, mark
+from nnx_inspector.program.plan import Observation, Plan
+from nnx_inspector.program.survey import Item, Mark, Survey, call_numbers, holds_marks, survey
 from nnx_inspector.resources import open_all
 from nnx_inspector.typing import Aval, Owner, Params, Primitive, PyTree, Value
 
@@ -45,20 +45,20 @@ PROGRAMS = 64
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Atom:
+class EagerAtom:
     """An operand or result of an equation: its shape and dtype."""
 
     aval: Aval
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Equation:
+class EagerEquation:
     """A primitive that ran, in the form of a jaxpr's equation. Its operands have no origin."""
 
     primitive: Primitive
     params: Params
-    invars: list[Atom]
-    outvars: list[Atom] = dataclasses.field(default_factory=lambda: list[Atom]())
+    invars: list[EagerAtom]
+    outvars: list[EagerAtom] = dataclasses.field(default_factory=lambda: list[EagerAtom]())
     source: str = ""
     """`file:line` of the user's code."""
 
@@ -68,7 +68,8 @@ class EagerPass:
 
     Args:
         plan: what to do at the marks.
-        graded: of which marks the gradients are measured; None if the run is not differentiated.
+        with_gradient: of which marks the gradients are measured; None if nothing differentiates
+            the run.
         calls: filled with the number of each mark, see `survey.call_numbers`.
 
     Attributes:
@@ -82,22 +83,22 @@ class EagerPass:
         owner: Owner,
         plan: Plan,
         *,
-        graded: Callable[[Marked], bool] | None = None,
+        with_gradient: Callable[[Mark], bool] | None = None,
         calls: dict[int, int] | None = None,
     ):
-        self._owner, self._plan, self._graded = owner, plan, graded
+        self._owner, self._plan, self._with_gradient = owner, plan, with_gradient
         self.seed: Value = None
-        self._equations: list[Equation] = []
+        self._equations: list[EagerEquation] = []
         self._items: dict[int, Item] = {}
         self._numbers: dict[tuple[str, str], int] = {}
         self._calls: dict[int, int] = {} if calls is None else calls
         self._calls.clear()
-        self._programs: dict[_Code, _Program] = {}
+        self._programs: dict[_EquationKey, _EquationProgram] = {}
         self._unseen: dict[str, str] = {}
         self._unattributed: dict[str, int] = {}
         # for each program that has run: the run's own mark by the id of the program's
-        self._runs: list[tuple[_Program, dict[int, Marked]]] = []
-        self._gradients: dict[tuple[int, int], Seen] = {}
+        self._runs: list[tuple[_EquationProgram, dict[int, Mark]]] = []
+        self._gradients: dict[tuple[int, int], Observation] = {}
         self.seen: list[PyTree] = []
 
     @property
@@ -109,14 +110,14 @@ class EagerPass:
         return Survey(program, (), self._items, self._unseen, self._unattributed)
 
     def run(self, call: Callable[[], PyTree]) -> PyTree:
-        with interpreter.interpreted(self._bind):
+        with interpreter.interpret(self._bind):
             return call()
 
     @contextlib.contextmanager
-    def reading_gradients(self) -> Iterator[None]:
+    def read_gradients(self) -> Iterator[None]:
         """Inside, the gradients that a backward pass computes are read."""
         with open_all(
-            Block(GRADIENT, dataclasses.replace(self._plan, perturb=None), seen=self._read)
+            LaunchedMarks(GRADIENT, dataclasses.replace(self._plan, perturb=None), seen=self._read)
         ):
             yield
 
@@ -124,7 +125,7 @@ class EagerPass:
         """Of the gradient of each array, what was seen, or None if it has none; nested like the
         survey.
         """
-        return self.survey.nested(
+        return self.survey.map_marks(
             lambda marked, _: [
                 self._gradients.get((id(marked), leaf)) for leaf in range(len(marked.avals))
             ]
@@ -150,17 +151,17 @@ class EagerPass:
                 return bind()
         elif not any(holds_marks(j, self._owner) for j in jaxprs.jaxprs_in(params)):
             return bind()
-        known = {id(x): Atom(jax.typeof(x)) for x in values}
+        known = {id(x): EagerAtom(jax.typeof(x)) for x in values}
         atoms = [known[id(x)] for x in values]
         source = "" if primitive is mark else sources.source_of_caller()[0]
-        equation: Any = Equation(primitive, params, atoms, source=source)
+        equation: Any = EagerEquation(primitive, params, atoms, source=source)
         # jax caches traces by the open hooks: it would trace what measures again for each session
         with replace_hooks(()):
             program = self._program(primitive, params, [atom.aval for atom in atoms])
             self._unseen.update(program.found.unseen)
             for name, count in program.found.unattributed.items():
                 self._unattributed[name] = self._unattributed.get(name, 0) + count
-            if not program.found.items or says_nothing(equation, operator.is_):
+            if not program.found.items or is_unmeasurable(equation, operator.is_):
                 if primitive is not mark:
                     return bind()
                 self._equations.append(equation)
@@ -169,15 +170,15 @@ class EagerPass:
             self._calls.update(numbers)
             out, (seen,) = program.run(values, self._ticket())
         (item,) = program.found.items.values()
-        mine: dict[int, Marked] = {}
-        self._items[len(self._equations)] = _fresh(item, mine)
+        mine: dict[int, Mark] = {}
+        self._items[len(self._equations)] = _with_new_marks(item, mine)
         self._runs.append((program, mine))
         self._calls.update({id(mine[of]): number for of, number in numbers.items()})
         self._equations.append(equation)
-        self.seen.append(on_this_mesh(seen))
+        self.seen.append(to_current_mesh(seen))
         if primitive is mark:
             return out
-        equation.outvars.extend(Atom(jax.typeof(x)) for x in out)
+        equation.outvars.extend(EagerAtom(jax.typeof(x)) for x in out)
         return [
             x if number is None else values[number]
             for x, number in zip(out, program.handed_on, strict=True)
@@ -190,24 +191,28 @@ class EagerPass:
         with internal_config():
             return self.seed + (len(self._runs) + 1)
 
-    def _program(self, primitive: Primitive, params: Params, avals: list[Aval]) -> _Program:
-        code = _Code(primitive, tuple(sorted(params.items())), tuple(avals), jit.trace_context())
-        if self._plan.perturb is None and self._graded is None:
-            return _program(code, self._owner, self._plan)
+    def _program(self, primitive: Primitive, params: Params, avals: list[Aval]) -> _EquationProgram:
+        code = _EquationKey(
+            primitive, tuple(sorted(params.items())), tuple(avals), jit.trace_context()
+        )
+        if self._plan.perturb is None and self._with_gradient is None:
+            return _cached_program(code, self._owner, self._plan)
         if self._plan.numbered and self._plan.perturb is not None:
             # a new program each time: call numbers are part of it
-            return _Program(code, self._owner, self._plan, self._graded)
+            return _EquationProgram(code, self._owner, self._plan, self._with_gradient)
         if code not in self._programs:
-            self._programs[code] = _Program(code, self._owner, self._plan, self._graded)
+            self._programs[code] = _EquationProgram(
+                code, self._owner, self._plan, self._with_gradient
+            )
         return self._programs[code]
 
 
-def _fresh(item: Item, mine: dict[int, Marked]) -> Item:
+def _with_new_marks(item: Item, mine: dict[int, Mark]) -> Item:
     """A copy of the item with new marks, which go into `mine` by the ids of the old ones: each run
     of a program makes new calls.
     """
     children = tuple(
-        dataclasses.replace(c, items={n: _fresh(i, mine) for n, i in c.items.items()})
+        dataclasses.replace(c, items={n: _with_new_marks(i, mine) for n, i in c.items.items()})
         for c in item.children
     )
     own = None if item.mark is None else dataclasses.replace(item.mark)
@@ -220,7 +225,7 @@ def _fresh(item: Item, mine: dict[int, Marked]) -> Item:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Code:
+class _EquationKey:
     """An equation without its operands, and the settings that it was bound under."""
 
     primitive: Primitive
@@ -229,36 +234,36 @@ class _Code:
     context: Hashable
 
 
-class _Program:
+class _EquationProgram:
     """A program of one equation, edited under a plan, and compiled once."""
 
     def __init__(
         self,
-        code: _Code,
+        code: _EquationKey,
         owner: Owner,
         plan: Plan,
-        graded: Callable[[Marked], bool] | None = None,
+        with_gradient: Callable[[Mark], bool] | None = None,
     ):
-        self.found = survey(alone(code.primitive, code.params, code.avals), owner)
+        self.found = survey(equation_program(code.primitive, code.params, code.avals), owner)
         self._alone = code.primitive is mark
-        self._plan, self._graded = plan, graded
+        self._plan, self._with_gradient = plan, with_gradient
         self._compiled = jax.jit(self._run)
 
     @functools.cached_property
     def handed_on(self) -> list[int | None]:
-        """See `identity.handed_on`; the result holds for every run of the program."""
+        """See `identity.forwarded_operands`; the result holds for every run of the program."""
         (equation,) = self.found.jaxpr.eqns
-        return handed_on(equation)
+        return forwarded_operands(equation)
 
     @functools.cached_property
-    def _new(self) -> Rewritten:
-        return rewritten(self.found, self._plan, seeds=self._graded, tickets=True)
+    def _new(self) -> InstrumentedProgram:
+        return instrument(self.found, self._plan, seeds=self._with_gradient, tickets=True)
 
     def run(self, values: Sequence[object], seed: object) -> tuple[list[Value], list[Value]]:
         """Its results, and what its marks see."""
         new = self._new
         given = [
-            value if key[0] != WHERE or (x := known_mask(*key[1:])) is None else x
+            value if key[0] != WHERE or (x := last_mask(*key[1:])) is None else x
             for key, value in zip(new.keys, new.given, strict=True)
         ]
         given[: new.seeds] = [seed] * new.seeds
@@ -273,13 +278,13 @@ class _Program:
 
 
 @functools.lru_cache(maxsize=PROGRAMS)
-def _program(code: _Code, owner: object, plan: Plan) -> _Program:
-    return _Program(code, owner, plan)
+def _cached_program(code: _EquationKey, owner: object, plan: Plan) -> _EquationProgram:
+    return _EquationProgram(code, owner, plan)
 
 
 # ---------------------------------------------------------- why it is not traced
 
-_UNKNOWN = (
+_TRACING_ERRORS = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
@@ -295,13 +300,13 @@ def why_untraceable(error: BaseException) -> str:
     An exception that does not concern tracing, nor is caused by one that does, is the user's.
     """
     for one in _chain(error):
-        if isinstance(one, _UNKNOWN) or any(map(_names_a_tracer, one.args)):
+        if isinstance(one, _TRACING_ERRORS) or any(map(_names_a_tracer, one.args)):
             return f"{_line_of(error)} ({type(one).__name__})"
     return ""
 
 
 @contextlib.contextmanager
-def requiring_a_trace(said: Callable[[str], str]) -> Iterator[None]:
+def require_trace(said: Callable[[str], str]) -> Iterator[None]:
     """A context in which code that cannot be traced raises an InspectorError.
 
     Args:
@@ -355,18 +360,18 @@ def _line_of(error: BaseException) -> str:
 # ------------------------------------------------------ what is known to run eagerly
 
 _reasons: dict[int, str] = {}
-_MOST = 1000
+_MOST_REASONS = 1000
 
 
-def remember(form: int | None, why: str) -> None:
+def remember_reason(form: int | None, why: str) -> None:
     """Remember why calls of a form run eagerly, so they are not traced in vain each time."""
     if form is not None:
-        if len(_reasons) >= _MOST:
+        if len(_reasons) >= _MOST_REASONS:
             _reasons.clear()
         _reasons[form] = why
 
 
-def remembered(form: int | None) -> str:
+def known_reason(form: int | None) -> str:
     """Why calls of a form run eagerly; `""` if not known."""
     return "" if form is None else _reasons.get(form, "")
 

@@ -27,7 +27,7 @@ from nnx_inspector.typing import Kwargs, PyTree, Treedef, Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Function:
+class ModuleFunction:
     """The function to trace, called as `call(*args, **kwargs)`.
 
     For a module or a bound method `owner` is the module, which counts as an argument whose name is
@@ -44,14 +44,14 @@ class Function:
         return getattr(owner, self.method) if self.method else owner
 
 
-def as_function(f: Any, what: str) -> Function:
-    """The `Function` of a module, a module's bound method, or a plain function over modules."""
+def module_function(f: Any, what: str) -> ModuleFunction:
+    """The function to stage: of a module, a module's bound method, or a function over modules."""
     if isinstance(f, nnx.Module):
         if not callable(f):
             raise TypeError(
                 f"{what} got a {type(f).__name__}, which has no __call__. {callable_hint(f)}"
             )
-        return Function(f, f)
+        return ModuleFunction(f, f)
     owner, name = own_attribute(f, "__self__"), method_name(f)
     if isinstance(f, functools.partial) and len(f.args) == 1 and not f.keywords:
         # a bound method decorated by nnx.jit
@@ -61,13 +61,13 @@ def as_function(f: Any, what: str) -> Function:
     if isinstance(owner, nnx.bridge.ToNNX) and "method" in own_attribute(f, "keywords", ()):
         name = f.keywords["method"].__name__  # a method of its Linen module
     if isinstance(owner, nnx.Module) and name:
-        return Function(f, owner, name)
+        return ModuleFunction(f, owner, name)
     if isinstance(f, type) or not callable(f):
         require_module(f, what)
-    return Function(f)
+    return ModuleFunction(f)
 
 
-def roots_of(function: Function, args: Sequence[object], kwargs: Kwargs) -> dict[Path, Any]:
+def roots_of(function: ModuleFunction, args: Sequence[object], kwargs: Kwargs) -> dict[Path, Any]:
     """The outermost modules of a call, each with the prefix of its keys.
 
     With one module the prefix is empty. With several it is the argument's name, followed by the
@@ -84,8 +84,8 @@ def roots_of(function: Function, args: Sequence[object], kwargs: Kwargs) -> dict
                     found[(name, *path, *inner)] = module
     if not found:
         raise TypeError(
-            f"None of the arguments of {name_of(function.call)} holds an nnx.Module, so there is "
-            f"nothing to inspect. Pass the model as an argument, not through a closure."
+            f"None of the arguments of {function_name(function.call)} holds an nnx.Module, so "
+            f"there is nothing to inspect. Pass the model as an argument, not through a closure."
         )
     return {(): next(iter(found.values()))} if len(found) == 1 else found
 
@@ -104,7 +104,7 @@ def argument_name(fun: Callable[..., Any], index: int) -> str:
     return str(index)
 
 
-def name_of(call: object) -> str:
+def function_name(call: object) -> str:
     return own_attribute(call, "__name__", type(call).__name__)
 
 

@@ -13,9 +13,9 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.hooks.variables import shared_contents
 from nnx_inspector.program.changes import mark_changes
-from nnx_inspector.program.editing.counting import Where, counting, counting_hooks
+from nnx_inspector.program.editing.position_masks import Where, mask_hooks, mask_params
 from nnx_inspector.program.marks import INPUT, OUTPUT, mark_arguments, mark_tree
-from nnx_inspector.program.members import within
+from nnx_inspector.program.members import member_scope
 from nnx_inspector.program.stage import HooksOf
 from nnx_inspector.program.survey import UNATTRIBUTED
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
@@ -32,13 +32,13 @@ class MarkOutput:
     ) -> PyTree:
         with (
             shared_contents(context.module if context.kind == "method" else None) as before,
-            within(context.module),
+            member_scope(context.module),
         ):
             out = next_fun(*args, **kwargs)
             if context.kind == "method":
                 out = mark_changes(out, before, context.module, owner=self.owner, site=context.site)
             how: Params = {"owner": self.owner, "site": context.site, "part": OUTPUT}
-            return mark_tree(out, **how, **counting(self.owner))
+            return mark_tree(out, **how, **mask_params(self.owner))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class MarkInput:
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
     ) -> PyTree:
         params = {"owner": self.owner, "site": context.site, "part": INPUT}
-        params |= counting(self.owner)
+        params |= mask_params(self.owner)
         args, kwargs = mark_arguments(args, kwargs, context, **params)
         return next_fun(*args, **kwargs)
 
@@ -74,7 +74,7 @@ def marking_hooks(selection: Selection, *, inputs: bool, where: Where | None = N
     def hooks(scope: Scope, owner: object) -> Sequence[Hook]:
         unattributed = MarkUnattributed(owner)
         marks = Hook(MarkOutput(owner), TAP_OUTPUT, selection, scope, unattributed)
-        out = [*counting_hooks(owner, where, scope), marks]
+        out = [*mask_hooks(owner, where, scope), marks]
         if inputs:
             out.append(Hook(MarkInput(owner), TAP_INPUT, selection, scope))
         return out

@@ -23,12 +23,12 @@ from nnx_inspector.hooks.variables import contents, parameter_arrays
 from nnx_inspector.typing import Array, Value
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     ensemble: tuple[tuple[object, int], ...] = ()
     """The vmaps that map the parameters of the innermost call, each with its size."""
 
 
-_here = _Here()
+_here = _ThreadState()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +50,10 @@ class Members:
 
 
 @contextlib.contextmanager
-def within(module: object) -> Iterator[None]:
+def member_scope(module: object) -> Iterator[None]:
     """Within the context, marks belong to a call of the module."""
     outer = _here.ensemble
-    if isinstance(module, nnx.Module) and jit.vmaps_here():
+    if isinstance(module, nnx.Module) and jit.current_vmaps():
         first = next(parameters_of(module), None)
         if first is not None:  # a module without parameters is a part of the one around it
             _here.ensemble = tuple(jit.vmaps_of(first))
@@ -78,7 +78,7 @@ class Ensemble:
 
 def ensemble_of(module: object) -> Ensemble | None:
     """The ensemble whose member a module called here is; None if other vmaps are around it too."""
-    here = jit.vmaps_here() if isinstance(module, nnx.Module) else []
+    here = jit.current_vmaps() if isinstance(module, nnx.Module) else []
     first = next(parameters_of(module), None) if len(here) == 1 else None
     by = jit.vmaps_of(first)
     if [vmap for vmap, _ in by] != here or not by:
@@ -86,7 +86,7 @@ def ensemble_of(module: object) -> Ensemble | None:
     return Ensemble(by[0][1], _number.bind(jax.lax.stop_gradient(first)))
 
 
-_number = jaxprs.without_tangent(
+_number = jaxprs.nondifferentiable_primitive(
     "nnx_inspector_member",
     lambda _: jnp.int32(0),
     lambda _: ShapedArray((), jnp.dtype("int32")),
@@ -105,7 +105,7 @@ def members_in(operands: Sequence[Array], *, alike: bool = False) -> Members | N
     Args:
         alike: whether each vmap that maps one of them is to map them all.
     """
-    here = jit.vmaps_here()
+    here = jit.current_vmaps()
     if len(_here.ensemble) != 1 or (vmap := _here.ensemble[0][0]) not in here:
         return None
     by = [[vmap for vmap, _ in jit.vmaps_of(x)] for x in operands]

@@ -1,7 +1,7 @@
 """What is done at the marks of a traced function: what is measured, kept and perturbed.
 
 Invariant: a plan holds functions and arrays, never a model, and equal plans share programs. Does
-not run anything; `rewrite` does.
+not run anything; `instrument` does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Reduce = Function
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Kept:
+class KeptArray:
     """What was kept of one array.
 
     Attributes:
@@ -77,13 +77,13 @@ class Keep:
         """Whether anything is kept of a mark."""
         return bool(self) and part in self.parts and (self.sites is None or site in self.sites)
 
-    def additive(self) -> Keep:
+    def without_values(self) -> Keep:
         """The same without values, which do not add up over iterations."""
         return dataclasses.replace(self, values=False)
 
     def of(
         self, x: jax.Array, where: jax.Array | None = None, *, site: str, mapped: int = 0
-    ) -> Kept:
+    ) -> KeptArray:
         """What is kept of an array whose first `mapped` axes come from vmaps, and whose positions
         count where `where` is True.
         """
@@ -96,7 +96,7 @@ class Keep:
                 raise
         elif self.values:
             value = x
-        return Kept(value, self._units(jax.lax.stop_gradient(x), where, mapped))
+        return KeptArray(value, self._units(jax.lax.stop_gradient(x), where, mapped))
 
     def _units(self, x: jax.Array, where: object, mapped: int) -> Units | None:
         if self.units is None or not -(x.ndim - mapped) <= self.units < x.ndim - mapped:
@@ -107,7 +107,7 @@ class Keep:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class Observation:
     """What one mark saw: a summary for each array, how often it was passed, and what was kept.
 
     That of a gradient may have the ticket of the run whose values it belongs to.
@@ -115,13 +115,13 @@ class Seen:
 
     summaries: list[Summary]
     ran: Value
-    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+    kept: list[KeptArray] = dataclasses.field(default_factory=lambda: list[KeptArray]())
     ticket: Value = None
 
 
 @internal_config()
-def merge_seen(a: object, b: object) -> PyTree:
-    """The sum of two trees of `Seen` with equal structure."""
+def merge_observations(a: object, b: object) -> PyTree:
+    """The sum of two trees of `Observation` with equal structure."""
 
     def add(x: Value, y: Value) -> PyTree:
         if isinstance(x, Summary):
@@ -131,7 +131,7 @@ def merge_seen(a: object, b: object) -> PyTree:
     return jax.tree.map(add, a, b, is_leaf=lambda x: isinstance(x, (Summary, Units)))
 
 
-NOTHING = Keep()
+KEEP_NOTHING = Keep()
 """Keeps nothing but summaries."""
 
 
@@ -157,7 +157,7 @@ class Plan:
     perturb: Callable[..., list[Value]] | None = None
     positions: bool = False
     numbered: bool = True
-    keep: Keep = NOTHING
+    keep: Keep = KEEP_NOTHING
     sample: Sample = "auto"
     unmeasured: tuple[str, ...] = ()
     choices: bool = True

@@ -17,8 +17,8 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import jitted
-from nnx_inspector._compat.flax_graphs import graph_nodes, structure_of
+from nnx_inspector._compat.configuration import jit_enabled
+from nnx_inspector._compat.flax_graphs import comparable_structure, graph_nodes
 from nnx_inspector.errors import InspectorError, add_note
 from nnx_inspector.hooks.dispatch import add_hooks
 from nnx_inspector.hooks.hook import Hook, open_hooks, replace_hooks
@@ -27,18 +27,24 @@ from nnx_inspector.hooks.pytrees import plain_key
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import is_weight
-from nnx_inspector.program.choices.places import with_choices
+from nnx_inspector.program.choices.marking import mark_choices
 from nnx_inspector.program.eager import (
     EagerPass,
     can_run,
-    remember,
-    remembered,
+    known_reason,
+    remember_reason,
     why_untraceable,
 )
-from nnx_inspector.program.function import Arguments, Function, is_input, name_of, roots_of
+from nnx_inspector.program.function import (
+    Arguments,
+    ModuleFunction,
+    function_name,
+    is_input,
+    roots_of,
+)
+from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marks import INPUT
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.rewrite import evaluate
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Survey, call_numbers, survey
 from nnx_inspector.typing import GraphDef, Kwargs, Owner, Params, PyTree, Treedef, Value
@@ -47,12 +53,12 @@ _TAG = "nnx_inspector"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tracing:
+class CachedTrace:
     """The result of tracing a call, which serves every other call of an equal form. Holds no array
     of it.
 
     Attributes:
-        survey, owner, calls: as in `Staged`.
+        survey, owner, calls: as in `StagedCall`.
         result: what the call returned and what it left behind, without arrays.
         written: to which kinds of references it writes.
     """
@@ -63,14 +69,14 @@ class Tracing:
     result: Params
     written: set[str]
 
-    def receiving(self, sites: Collection[str]) -> Tracing:
+    def with_inputs_of(self, sites: Collection[str]) -> CachedTrace:
         """The same, with marks on received values only for these sites."""
         found = self.survey.only(lambda mark: mark.part != INPUT or mark.site in sites)
         return dataclasses.replace(self, survey=found)
 
 
 @dataclasses.dataclass
-class Staged:
+class StagedCall:
     """A traced call.
 
     Attributes:
@@ -100,13 +106,13 @@ class Staged:
     arrays: tuple[Value, ...]
     _finish: Callable[[Sequence[Value], bool], PyTree]
     _call: Callable[[Sequence[Value]], tuple[list[Value], Arguments]]
-    tracing: Tracing | None = None
+    tracing: CachedTrace | None = None
     eager: str = ""
     last: EagerPass | None = None
     calls: dict[int, int] = dataclasses.field(default_factory=lambda: dict[int, int]())
 
     def evaluate(self, inputs: Sequence[object], *, plan: Plan) -> tuple[list[Value], list[Value]]:
-        """Run the call; returns its outputs, and what was seen. See `rewrite.evaluate`."""
+        """Run the call; returns its outputs, and what was seen. See `instrument.evaluate`."""
         if not self.eager:
             return evaluate(self.survey, inputs, plan=plan)
         last = EagerPass(self.owner, plan, calls=self.calls)
@@ -138,16 +144,16 @@ HooksOf = Callable[[Scope, Owner], Sequence[Hook]]
 
 
 @contextlib.contextmanager
-def staged(
-    function: Function,
+def stage_call(
+    function: ModuleFunction,
     args: Sequence[object],
     kwargs: Kwargs,
     hooks: HooksOf,
     *,
     roots: dict[Path, Any] | None = None,
     may_run: bool = False,
-    known: Tracing | None = None,
-) -> Iterator[Staged]:
+    known: CachedTrace | None = None,
+) -> Iterator[StagedCall]:
     """Trace `function(*args, **kwargs)` with `hooks(scope, owner)` open, unless an equal call was
     traced.
 
@@ -164,10 +170,10 @@ def staged(
     result: Params = {} if known is None else known.result
     wanted = hooks(scope, owner) if known is None else ()
 
-    with jitted(), nnx.update_context(_TAG), add_hooks(*wanted):
+    with jit_enabled(), nnx.update_context(_TAG), add_hooks(*wanted):
         with nnx.split_context(_TAG) as splitting:
             graphdef, state = splitting.split(arguments.take(arguments.nodes))
-        held, state_leaves = HeldState.of(state)
+        held, state_leaves = StateStructure.of(state)
         state_leaves = _dereferenced(state_leaves)
         own = _nodes_of(arguments.take(arguments.nodes))
         references, spans = _references(own), _spans(own, state)
@@ -184,11 +190,11 @@ def staged(
             returned = Arguments.of(out).without_numpy()
             with nnx.split_context(_TAG) as splitting:
                 graphdef_out, state_out = splitting.split((inner, returned.take(returned.nodes)))
-            held_out, leaves_out = HeldState.of(state_out)
+            held_out, leaves_out = StateStructure.of(state_out)
             leaves_out = _dereferenced(leaves_out)
             result.update(
                 changed=_differ(before, _contents(inner)),
-                returned=dataclasses.replace(returned, leaves=_without(returned)),
+                returned=dataclasses.replace(returned, leaves=_leaves_without_arrays(returned)),
                 graphdef=graphdef_out,
                 held=held_out,
             )
@@ -196,25 +202,25 @@ def staged(
             return returned.take(returned.arrays), left, leaves_out
 
         arrays = arguments.take(arguments.arrays)
-        stage: Staged | None = None
+        stage: StagedCall | None = None
         runs = known is None and may_run and can_run((*state_leaves, *arrays))
-        key = _form_of(function, graphdef, arguments, state_leaves) if runs else None
-        why = remembered(key)
+        key = _call_hash(function, graphdef, arguments, state_leaves) if runs else None
+        why = known_reason(key)
         if known is None and not why:
             try:
                 jaxpr = jax.make_jaxpr(pure)(state_leaves, list(arrays))
             except Exception as error:
                 why = why_untraceable(error) if runs else ""
                 if not why:
-                    _say_why_values_are_unknown(error, may_run)
+                    _note_untraceable(error, may_run)
                     raise
-                remember(key, why)
+                remember_reason(key, why)
                 scope.forget()
             else:
-                marked = with_choices(jaxpr, owner, **_weights(own, spans))
+                marked = mark_choices(jaxpr, owner, **_weights(own, spans))
                 found = survey(marked, owner)
-                numbers, written = call_numbers(found.marks), jaxprs.writes(jaxpr)
-                known = Tracing(found, owner, numbers, result, written)
+                numbers, written = call_numbers(found.marks), jaxprs.state_writes(jaxpr)
+                known = CachedTrace(found, owner, numbers, result, written)
                 warn_of_doubtful_calls(scope, "They are listed as unseen.")
 
         def call(inputs: Sequence[object]) -> tuple[list[Value], Arguments]:
@@ -230,8 +236,8 @@ def staged(
             written: set[str] = set() if known is None else known.written
             if update and "hijax" in written:
                 raise InspectorError(
-                    f"{name_of(function.call)} writes to a Variable with hijax=True, which NNX's "
-                    f"own transforms cannot update either. Make that Variable with ref=True."
+                    f"{function_name(function.call)} writes to a Variable with hijax=True, which "
+                    f"NNX's own transforms cannot update either. Make that Variable with ref=True."
                 )
             if update and ("ref" in written or why):
                 for reference, value in zip(references, left, strict=True):
@@ -247,7 +253,7 @@ def staged(
             return returned.rebuild(nodes, mine)
 
         returned = Arguments.of(()) if known is None else result["returned"]
-        stage = Staged(
+        stage = StagedCall(
             EagerPass(owner, Plan()).survey if known is None else known.survey,
             [*state_leaves, *arrays],
             len(returned.arrays),
@@ -278,8 +284,8 @@ def _weights(nodes: Mapping[Path, Any], spans: Mapping[int, tuple[int, ...]]) ->
     return {"weights": numbers, "shapes": shapes}
 
 
-def _form_of(
-    function: Function, graphdef: GraphDef, arguments: Arguments, leaves: Sequence[object]
+def _call_hash(
+    function: ModuleFunction, graphdef: GraphDef, arguments: Arguments, leaves: Sequence[object]
 ) -> int | None:
     """A hash of a call's code, structure, shapes and dtypes; None if they cannot be hashed."""
     of = function.method or getattr(function.call, "__code__", type(function.call))
@@ -293,18 +299,18 @@ def _form_of(
 
 
 @dataclasses.dataclass(frozen=True)
-class HeldState:
+class StateStructure:
     """A state without its arrays; other values of its Variables (such as sown texts) stay."""
 
     treedef: Treedef
     others: dict[int, Value]
 
     @staticmethod
-    def of(state: object) -> tuple[HeldState, list[Value]]:
+    def of(state: object) -> tuple[StateStructure, list[Value]]:
         leaves, treedef = jax.tree.flatten(state)
         others = {i: leaf for i, leaf in enumerate(leaves) if not _can_be_traced(leaf)}
         arrays = [x for i, x in enumerate(leaves) if i not in others]
-        return HeldState(treedef, others), arrays
+        return StateStructure(treedef, others), arrays
 
     def with_arrays(self, arrays: Sequence[Value]) -> PyTree:
         rest = iter(arrays)
@@ -355,7 +361,7 @@ def _unchanged_on_error(nodes: object) -> Iterator[None]:
 def _contents(nodes: object) -> tuple[Any, list[Value]]:
     graphdef, state = nnx.split(nodes, graph=True)
     # read now: a State holds the Variables themselves
-    return structure_of(graphdef), jax.tree.leaves(state)
+    return comparable_structure(graphdef), jax.tree.leaves(state)
 
 
 def _differ(before: tuple[Any, list[Value]], after: tuple[Any, list[Value]]) -> bool:
@@ -365,7 +371,7 @@ def _differ(before: tuple[Any, list[Value]], after: tuple[Any, list[Value]]) -> 
     return any(a is not b for a, b in zip(before[1], after[1], strict=True))
 
 
-def _say_why_values_are_unknown(error: Exception, may_run: bool) -> None:
+def _note_untraceable(error: Exception, may_run: bool) -> None:
     place = why_untraceable(error)
     if place:
         eagerly = "Call it with arrays, outside jit and vmap, and it runs eagerly; or use"
@@ -381,7 +387,7 @@ def _spans(nodes: Mapping[Path, Any], state: object) -> dict[int, tuple[int, ...
     """By the id of each Variable, the numbers of its leaves in the flat state."""
     spans: dict[int, tuple[int, ...]] = {}
     start = 0
-    for own, value in _of_state(nodes, state):
+    for own, value in _pair_with_state(nodes, state):
         count = sum(_can_be_traced(leaf) for leaf in jax.tree.leaves(value))
         spans[id(own)] = tuple(range(start, start + count))
         start += count
@@ -396,17 +402,17 @@ def array_names(variable: nnx.Variable[Any]) -> list[str]:
 
 def variables_of_state(nodes: object, state: object) -> Iterator[tuple[Any, Any]]:
     """The Variables (and plain arrays) that a state of NNX objects holds, and their parts."""
-    return _of_state(_nodes_of(nodes), state)
+    return _pair_with_state(_nodes_of(nodes), state)
 
 
-def _of_state(variables: Mapping[Path, Any], state: object) -> Iterator[tuple[Any, Any]]:
+def _pair_with_state(variables: Mapping[Path, Any], state: object) -> Iterator[tuple[Any, Any]]:
     is_variable = lambda x: isinstance(x, nnx.Variable)  # noqa: E731
     for path, value in jax.tree_util.tree_flatten_with_path(state, is_leaf=is_variable)[0]:
         # an attribute that is an array stands in the state by itself
         yield variables.get(tuple(plain_key(k) for k in path), value), value
 
 
-def _without(returned: Arguments) -> tuple[Value, ...]:
+def _leaves_without_arrays(returned: Arguments) -> tuple[Value, ...]:
     # no tracer may outlive the trace; nodes and arrays are filled in from the outputs
     dynamic = {*returned.nodes, *returned.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(returned.leaves))

@@ -54,7 +54,7 @@ class Structure:
         """The name of each observed array, "" for the main one; see `recordings.tree_rows`."""
         return tuple("" if i == self.main else name for i, name in enumerate(self.names)) or ("",)
 
-    def named(self) -> list[tuple[str, str]]:
+    def named_arrays(self) -> list[tuple[str, str]]:
         """Name and type of each observed array, the main one first; empty if there is only one."""
         found = [(n, self.leaves[i]) for n, i in zip(self.names, self.arrays, strict=False)]
         return found and [found[self.main], *found[: self.main], *found[self.main + 1 :]]

@@ -1,7 +1,7 @@
 """Finds the marks in a traced function, through every equation that can be entered.
 
 Invariant: a mark that cannot be taken out is listed with a reason, never guessed. Runs nothing;
-`rewrite` edits the program.
+`instrument` edits the program.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector.program.analysis.equations import CUSTOM, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
-from nnx_inspector.program.changes import ChangedVariable, says_nothing
+from nnx_inspector.program.changes import ChangedVariable, is_unmeasurable
 from nnx_inspector.program.marks import (
     BEGIN,
     CHOICE,
@@ -25,11 +25,11 @@ from nnx_inspector.program.marks import (
     INPUT,
     OUTPUT,
     POSITIONS,
-    counts,
-    given,
+    launch_input,
     mark,
-    outside,
-    values_of,
+    marked_count,
+    mask_vmaps,
+    position_mask,
 )
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
@@ -41,7 +41,7 @@ UNATTRIBUTED = "unattributed"
 
 
 @dataclasses.dataclass(frozen=True)
-class Marked:
+class Mark:
     """One mark in a jaxpr: the site, the part of the call, and the arrays it holds.
 
     `variable` describes the Variable of a mark of a change. `mapped` holds for each array the axes
@@ -76,7 +76,7 @@ class Marked:
     def differentiable(self) -> tuple[bool, ...]:
         return tuple(jnp.issubdtype(a.dtype, jnp.inexact) for a in self.avals)
 
-    def rows(self, around: Around) -> tuple[int, ...]:
+    def rows(self, around: Enclosing) -> tuple[int, ...]:
         """The lengths of the row axes, outermost first: scans (negative in reverse), members."""
         members = (self.members,) if self.members else ()
         return (*(item.length for item in around if item.kind == "scan"), *members)
@@ -87,8 +87,8 @@ class Item:
     """One equation that holds marks: the mark itself, or an equation with jaxprs inside.
 
     Attributes:
-        kind: "mark", "choice", "given", "counts" or "positions" (see `counting`), or the kind of
-            the equation, see `equations.kind_of`.
+        kind: "mark", "choice", "launch_input", "position_mask" or "positions" (see
+            `position_masks`), or the kind of the equation, see `equations.kind_of`.
         children: the surveys of its jaxprs; that of a while loop's condition has no items.
         length: the number of iterations of a scan, negative for a reversed one; of a given value,
             how many scans it depends on.
@@ -97,7 +97,7 @@ class Item:
     """
 
     kind: str
-    mark: Marked | None = None
+    mark: Mark | None = None
     children: tuple[Survey, ...] = ()
     length: int = 1
     again: bool = False
@@ -119,12 +119,12 @@ class Survey:
     unseen: Mapping[str, str]
     unattributed: Mapping[str, int]
 
-    def walk(self, *results: Value, around: Around = ()) -> Iterator[tuple[PyTree, ...]]:
+    def walk(self, *results: Value, around: Enclosing = ()) -> Iterator[tuple[PyTree, ...]]:
         """Each mark in the order of the program, loop bodies once: `(mark, around, *results)`.
 
         Args:
-            results: trees nested as by `nested`, each with an entry for every mark. An empty part
-                of a tree gives None for its marks, for instance where `evaluate` saw nothing.
+            results: trees nested as by `map_marks`, each with an entry for every mark. An empty
+                part of a tree gives None for its marks, for instance where `evaluate` saw nothing.
             around: the equations that enclose this survey, outermost first.
         """
         for number, item in enumerate(self.items.values()):
@@ -135,16 +135,18 @@ class Survey:
                 inner = [result[i] if result else None for result in here]
                 yield from child.walk(*inner, around=(*around, item))
 
-    def nested(self, make: Callable[[Marked, Around], PyTree], around: Around = ()) -> list[Value]:
+    def map_marks(
+        self, make: Callable[[Mark, Enclosing], PyTree], around: Enclosing = ()
+    ) -> list[Value]:
         """`make(mark, around)` for each mark, nested like the survey."""
         return [
-            [child.nested(make, (*around, item)) for child in item.children]
+            [child.map_marks(make, (*around, item)) for child in item.children]
             if item.mark is None
             else make(item.mark, around)
             for item in self.items.values()
         ]
 
-    def only(self, keeps: Callable[[Marked], bool]) -> Survey:
+    def only(self, keeps: Callable[[Mark], bool]) -> Survey:
         """The survey without the marks that are not kept."""
         items: dict[int, Item] = {}
         for number, item in self.items.items():
@@ -158,7 +160,7 @@ class Survey:
     def takes_rows(self) -> bool:
         """Whether a value is given to some iterations of a scan only."""
         items = self.items.values()
-        of_given = any(item.kind == "given" and item.length for item in items)
+        of_given = any(item.kind == "launch_input" and item.length for item in items)
         return of_given or any(child.takes_rows for item in items for child in item.children)
 
     @property
@@ -167,15 +169,15 @@ class Survey:
         return any(one.part == BEGIN for one in self.marks)
 
     @property
-    def marks(self) -> list[Marked]:
+    def marks(self) -> list[Mark]:
         return [mark for mark, _ in self.walk()]
 
 
-Around = tuple[Item, ...]
+Enclosing = tuple[Item, ...]
 """The enclosing equations of a mark, outermost first."""
 
 
-def why_divided(mark: Marked, around: Around) -> str:
+def why_divided(mark: Mark, around: Enclosing) -> str:
     """Why the arrays of a mark are not whole in its program, as a clause; "" if they are."""
     if not any(item.kind == "shard_map" for item in around):
         return ""
@@ -189,7 +191,7 @@ def why_divided(mark: Marked, around: Around) -> str:
 def survey(jaxpr: object, owner: object, *, loops: bool = False, finished: bool = False) -> Survey:
     """Find an owner's marks in a jaxpr, in order, through every equation that can be entered.
 
-    Marks and givens of other owners count as ordinary equations; None stands for all owners.
+    Marks and launch inputs of other owners count as ordinary equations; None stands for all owners.
     `loops` says that it is the body of a loop; `finished`, that nothing differentiates the program
     or maps it any more: then a call with a rule of its own for that can be entered.
     """
@@ -200,35 +202,35 @@ def survey(jaxpr: object, owner: object, *, loops: bool = False, finished: bool 
     values = Values(bare)
     for number, equation in enumerate(bare.eqns):
         item = item_of(equation, owner, unseen, unattributed, loops=loops, finished=finished)
-        if item is not None and not says_nothing(equation, values.same):
+        if item is not None and not is_unmeasurable(equation, values.same):
             items[number] = item
     return Survey(bare, tuple(consts), items, unseen, unattributed)
 
 
-_holds: weakref.WeakKeyDictionary[object, dict[Owner, bool]] = weakref.WeakKeyDictionary()
+_holds_marks: weakref.WeakKeyDictionary[object, dict[Owner, bool]] = weakref.WeakKeyDictionary()
 
 
-def calls_given(found: Survey) -> Iterator[int]:
+def calls_with_inputs(found: Survey) -> Iterator[int]:
     """The numbers of the calls that values are given to, in order."""
     for item in found.items.values():
-        if item.kind == "given":
+        if item.kind == "launch_input":
             yield item.call
         for child in item.children:
-            yield from calls_given(child)
+            yield from calls_with_inputs(child)
 
 
 def holds_marks(jaxpr: object, owner: object = None) -> bool:
-    """Whether a jaxpr, or one inside it, holds marks or givens of an owner, or of any; also where
-    they cannot be taken out.
+    """Whether a jaxpr, or one inside it, holds marks or launch inputs of an owner, or of any; also
+    where they cannot be taken out.
     """
-    known = _holds.setdefault(jaxpr, {})
+    known = _holds_marks.setdefault(jaxpr, {})
     if owner not in known:
-        known[owner] = any(_is_of(one, owner) for one in jaxprs.open_jaxpr(jaxpr)[0].eqns)
+        known[owner] = any(_is_owned(one, owner) for one in jaxprs.open_jaxpr(jaxpr)[0].eqns)
     return known[owner]
 
 
-def _is_of(equation: Equation, owner: object) -> bool:
-    if equation.primitive is mark or equation.primitive is given:
+def _is_owned(equation: Equation, owner: object) -> bool:
+    if equation.primitive is mark or equation.primitive is launch_input:
         params = equation.params
         mine = params["owner"] if equation.primitive is mark else params["place"][0]
         return owner is None or mine == owner
@@ -246,12 +248,12 @@ def item_of(
 ) -> Item | None:
     """The survey's entry for one equation, or None. Adds to `unseen` and `unattributed`."""
     params, name = equation.params, equation.primitive.name
-    if equation.primitive is given:
+    if equation.primitive is launch_input:
         if not finished or (owner is not None and params["place"][0] != owner):
             return None
-        return Item("given", length=len(params.get("rows", ())), call=params.get("call"))
-    if equation.primitive is counts:
-        return Item("counts") if owner is None or params["owner"] == owner else None
+        return Item("launch_input", length=len(params.get("rows", ())), call=params.get("call"))
+    if equation.primitive is position_mask:
+        return Item("position_mask") if owner is None or params["owner"] == owner else None
     if equation.primitive is mark:
         others = owner is not None and params["owner"] != owner
         if others or (params["part"] == BEGIN and not (finished and "begun" in params)):
@@ -261,10 +263,12 @@ def item_of(
         if params["part"] == UNATTRIBUTED:
             unattributed[params["site"]] = unattributed.get(params["site"], 0) + 1
             return None
-        avals = tuple(v.aval for v in equation.invars[: values_of(params, equation.invars)])
+        avals = tuple(v.aval for v in equation.invars[: marked_count(params, equation.invars)])
         where, axes = params.get("where", ()), params.get("mapped", ((),) * len(avals))
-        counted = tuple(outside(where, x, n) is not None for x, n in zip(avals, axes, strict=False))
-        marked = Marked(
+        counted = tuple(
+            mask_vmaps(where, x, n) is not None for x, n in zip(avals, axes, strict=False)
+        )
+        marked = Mark(
             params["site"],
             params["part"],
             params["structure"],
@@ -284,7 +288,7 @@ def item_of(
             return Item("choice", marked)
         # the layers of a loop have rows already, and only one axis of rows has sites
         members = None if loops else members_of(equation)
-        return Item("mark", marked if members is None else _of_members(marked, members))
+        return Item("mark", marked if members is None else _per_member(marked, members))
     kind, bodies = kind_of(equation), bodies_of(equation)
     if finished and not kind and name in CUSTOM:
         kind = "custom"
@@ -315,12 +319,12 @@ def item_of(
     )
 
 
-def counted_in(equation: Equation) -> bool:
+def is_masked(equation: Equation) -> bool:
     """Whether only some positions of all arrays of a mark count."""
     params, arrays = equation.params, [v.aval for v in equation.invars]
-    arrays = arrays[: values_of(params, arrays)]
+    arrays = arrays[: marked_count(params, arrays)]
     pairs = zip(arrays, params.get("mapped", ((),) * len(arrays)), strict=False)
-    each = [outside(params["where"], x, n) is not None for x, n in pairs if "where" in params]
+    each = [mask_vmaps(params["where"], x, n) is not None for x, n in pairs if "where" in params]
     return bool(each) and all(each)
 
 
@@ -331,7 +335,7 @@ def members_of(equation: Equation) -> Members | None:
     return None if shared and equation.params["part"] == OUTPUT else members
 
 
-def _of_members(marked: Marked, members: Members) -> Marked:
+def _per_member(marked: Mark, members: Members) -> Mark:
     """A mark on the values of all members as a mark on the value of each."""
     avals, mapped, axes = list[Value](marked.avals), list(marked.mapped), list[int | None]()
     for i, level in enumerate(members.levels):
@@ -388,7 +392,7 @@ def without_calls(
             counts = item.mark.part == GRADIENT or not again
             if (next(of) in others) if counts else (_call_of(item.mark) in left):
                 continue
-        elif item.kind == "given" and item.call in left:
+        elif item.kind == "launch_input" and item.call in left:
             continue
         inner = {"again": again or item.again}
         children = tuple(without_calls(one, of, others, left, **inner) for one in item.children)
@@ -397,22 +401,22 @@ def without_calls(
     return dataclasses.replace(found, items=items)
 
 
-def _call_of(mark: Marked) -> Hashable:
+def _call_of(mark: Mark) -> Hashable:
     return mark.of[0] if isinstance(mark.of, tuple) else mark.of
 
 
-def depths_of(found: Survey, depth: int = 0) -> dict[Hashable, int]:
+def scan_depths(found: Survey, depth: int = 0) -> dict[Hashable, int]:
     """By the number of each call that begins a pass, how many scans are around it."""
     depths: dict[Hashable, int] = {}
     for item in found.items.values():
         if item.mark is not None and item.mark.part == BEGIN:
             depths[item.mark.of] = depth
         for child in item.children:
-            depths |= depths_of(child, depth + (item.kind == "scan"))
+            depths |= scan_depths(child, depth + (item.kind == "scan"))
     return depths
 
 
-def stride_of(item: Item, depths: Mapping[Hashable, int], depth: int, most_rows: int) -> int:
+def row_stride(item: Item, depths: Mapping[Hashable, int], depth: int, most_rows: int) -> int:
     """Each so many iterations of a scan are kept, of one whose iterations are passes: a row of a
     summary has 16 KiB, and a scan over training steps has thousands.
     """
@@ -428,7 +432,7 @@ def stride_of(item: Item, depths: Mapping[Hashable, int], depth: int, most_rows:
 
 
 def call_numbers(
-    found: Sequence[Marked], numbers: dict[tuple[str, str], int] | None = None
+    found: Sequence[Mark], numbers: dict[tuple[str, str], int] | None = None
 ) -> dict[int, int]:
     """By the id of each mark, how many of its site and part precede it: random numbers use this.
 

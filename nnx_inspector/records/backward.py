@@ -18,12 +18,12 @@ from flax.nnx import filterlib
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.hooks.variables import is_node
 from nnx_inspector.program.eager import EagerPass
-from nnx_inspector.program.function import Arguments, Function, name_of
+from nnx_inspector.program.function import Arguments, ModuleFunction, function_name
+from nnx_inspector.program.instrument import instrument
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.rewrite import rewritten
-from nnx_inspector.program.stage import Staged, variables_of_state
-from nnx_inspector.program.survey import Marked, survey
+from nnx_inspector.program.stage import StagedCall, variables_of_state
+from nnx_inspector.program.survey import Mark, survey
 from nnx_inspector.typing import Array, PyTree, Value
 
 
@@ -49,12 +49,12 @@ class DifferentiatedArgument:
     rebuild: Callable[[Sequence[Value]], PyTree]
 
 
-def positional_arguments(function: Function, args: Sequence[object]) -> tuple[PyTree, ...]:
+def positional_arguments(function: ModuleFunction, args: Sequence[object]) -> tuple[PyTree, ...]:
     """The positional arguments as `argnums` counts them: a bound method's owner comes first."""
     return tuple(args) if function.owner is None else (function.owner, *args)
 
 
-def argument_number(function: Function, args: Sequence[object], argnum: int) -> int:
+def argument_number(function: ModuleFunction, args: Sequence[object], argnum: int) -> int:
     """The number of an argument, counted from the front."""
     count = len(positional_arguments(function, args))
     if not -count <= argnum < count:
@@ -64,9 +64,9 @@ def argument_number(function: Function, args: Sequence[object], argnum: int) -> 
     return argnum % count
 
 
-def check_loss(stage: Staged, out: object, *, function: Function, has_aux: bool) -> None:
+def check_loss(stage: StagedCall, out: object, *, function: ModuleFunction, has_aux: bool) -> None:
     """Raise TypeError unless the function returns a loss, or `(loss, aux)` with `has_aux`."""
-    structure, name = stage.returned.treedef, name_of(function.call)
+    structure, name = stage.returned.treedef, function_name(function.call)
     pair = jax.tree_util.treedef_children(structure)
     if has_aux and not (structure.node_data() == (tuple, None) and len(pair) == 2):
         raise TypeError(
@@ -85,7 +85,11 @@ def check_loss(stage: Staged, out: object, *, function: Function, has_aux: bool)
 
 
 def differentiated_argument(
-    stage: Staged, function: Function, args: Sequence[object], argnum: int, only: filterlib.Filter
+    stage: StagedCall,
+    function: ModuleFunction,
+    args: Sequence[object],
+    argnum: int,
+    only: filterlib.Filter,
 ) -> DifferentiatedArgument:
     every = positional_arguments(function, args)
     argument = every[argnum]
@@ -115,7 +119,7 @@ def differentiated_argument(
     return DifferentiatedArgument(tuple(where), rebuild)
 
 
-def require_scalar(stage: Staged, out: Sequence[Value]) -> None:
+def require_scalar(stage: StagedCall, out: Sequence[Value]) -> None:
     """Raise TypeError unless the first output is a floating-point scalar."""
     if not stage.outputs or jnp.shape(out[0]) != ():
         shape = f"an array of shape {jnp.shape(out[0])}" if stage.outputs else "no array"
@@ -126,18 +130,18 @@ def require_scalar(stage: Staged, out: Sequence[Value]) -> None:
         raise TypeError(f"The loss must be a floating-point scalar, got {out[0].dtype}.")
 
 
-CheckLoss: TypeAlias = Callable[[Staged, Sequence[Value]], None]
+CheckLoss: TypeAlias = Callable[[StagedCall, Sequence[Value]], None]
 BackwardResult: TypeAlias = tuple[list[Value], PyTree, PyTree, dict[int, Value]]
 """What `backward_pass` returns."""
 
 
 def backward_pass(
-    stage: Staged,
+    stage: StagedCall,
     inputs: Sequence[Array],
     plan: Plan,
     numbers: Sequence[int] = (),
     *,
-    of: Callable[[Marked], bool] = lambda _: True,
+    of: Callable[[Mark], bool] = lambda _: True,
     check: CheckLoss = require_scalar,
 ) -> BackwardResult:
     """One forward and backward pass of a staged loss.
@@ -158,7 +162,7 @@ def backward_pass(
     if stage.eager:
         return _eager_backward_pass(stage, inputs, plan, numbers, of, check)
     wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
-    first = rewritten(stage.survey, plan, seeds=wanted)
+    first = instrument(stage.survey, plan, seeds=wanted)
     start, count = first.seeds, len(first.given)
 
     def both_ways(*values: object) -> PyTree:
@@ -175,31 +179,33 @@ def backward_pass(
         return out, seen, grads
 
     avals = [*map(jax.typeof, first.given), *(v.aval for v in stage.survey.jaxpr.invars)]
-    program, shapes = jax.make_jaxpr(both_ways, return_shape=True)(*map(jaxprs.typed, avals))
+    program, shapes = jax.make_jaxpr(both_ways, return_shape=True)(
+        *map(jaxprs.aval_argument, avals)
+    )
     found = survey(program, GRADIENT)
-    second = rewritten(found, dataclasses.replace(plan, perturb=None))
+    second = instrument(found, dataclasses.replace(plan, perturb=None))
     flat, back = second.run([*first.given, *inputs])
     out, seen, (grads, _) = jax.tree.unflatten(jax.tree.structure(shapes), flat)
     received: dict[object, Value] = {}
     for mark, _, here in found.walk(back):
         assert mark.of not in received
         received[mark.of] = here
-    gradients = stage.survey.nested(
+    gradients = stage.survey.map_marks(
         lambda mark, _: [received.get((id(mark), leaf)) for leaf in range(len(mark.avals))]
     )
     return out, seen, gradients, grads
 
 
 def _eager_backward_pass(
-    stage: Staged,
+    stage: StagedCall,
     inputs: Sequence[object],
     plan: Plan,
     numbers: Sequence[int],
-    of: Callable[[Marked], bool],
+    of: Callable[[Mark], bool],
     check: CheckLoss,
 ) -> BackwardResult:
     wanted = lambda mark: mark.site not in plan.unmeasured and of(mark)  # noqa: E731
-    last = EagerPass(stage.owner, plan, graded=wanted, calls=stage.calls)
+    last = EagerPass(stage.owner, plan, with_gradient=wanted, calls=stage.calls)
 
     def loss_of(chosen: dict[int, Value], seed: object) -> PyTree:
         last.seed = seed
@@ -208,6 +214,6 @@ def _eager_backward_pass(
         return out[0], out
 
     transform = jax.value_and_grad(loss_of, argnums=(0, 1), has_aux=True)
-    with last.reading_gradients():
+    with last.read_gradients():
         (_, out), (grads, _) = transform({i: inputs[i] for i in numbers}, jnp.float32(0.0))
     return out, last.seen, last.gradients(), grads

@@ -13,7 +13,7 @@ import numpy as np
 from nnx_inspector._compat import jit
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.program.changes import ChangedVariable
-from nnx_inspector.program.plan import Kept
+from nnx_inspector.program.plan import KeptArray
 from nnx_inspector.program.structure import Structure
 from nnx_inspector.recordings.tree_rows import leaf_key
 from nnx_inspector.stats.summary import Summary
@@ -57,8 +57,8 @@ class Call:
         default=(), metadata={"static": True}
     )
     loops: int = dataclasses.field(default=0, metadata={"static": True})
-    kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
-    input_kept: list[Kept] = dataclasses.field(default_factory=lambda: list[Kept]())
+    kept: list[KeptArray] = dataclasses.field(default_factory=lambda: list[KeptArray]())
+    input_kept: list[KeptArray] = dataclasses.field(default_factory=lambda: list[KeptArray]())
     counted: tuple[bool, ...] = dataclasses.field(default=(), metadata={"static": True})
 
     @property

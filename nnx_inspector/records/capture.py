@@ -17,14 +17,14 @@ from flax import nnx
 from nnx_inspector.errors import warn
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.hooks.variables import unseen_references
-from nnx_inspector.program.editing.counting import misfit_of, where_of
-from nnx_inspector.program.editing.packed import Small
-from nnx_inspector.program.function import Function, as_function, name_of
+from nnx_inspector.program.editing.packed import PackedArray
+from nnx_inspector.program.editing.position_masks import misfit_of, where_of
+from nnx_inspector.program.function import ModuleFunction, function_name, module_function
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import CHANGE, CHOICE, OUTPUT
-from nnx_inspector.program.plan import Keep, Plan, Reduce, Seen
-from nnx_inspector.program.stage import Staged, staged
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.plan import Keep, Observation, Plan, Reduce
+from nnx_inspector.program.stage import StagedCall, stage_call
+from nnx_inspector.program.survey import Mark
 from nnx_inspector.records.backward import (
     argument_number,
     backward_pass,
@@ -45,7 +45,7 @@ from nnx_inspector.typing import PyTree, Value
 T = TypeVar("T", bound=Callable[..., object])
 
 
-def _check_selection(selection: Selection, stage: Staged) -> None:
+def _check_selection(selection: Selection, stage: StagedCall) -> None:
     known = not stage.eager or stage.last is not None
     if known and selection.terms != (None,):
         called = [*(marked.site for marked in stage.survey.marks), *stage.survey.unseen]
@@ -105,12 +105,12 @@ def capture(
         >>> record["layers/0"].output.size
         12
     """
-    function, counting = as_function(f, "capture"), where_of(where)
+    function, counting = module_function(f, "capture"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
 
     def captured(*args: object, **kwargs: object) -> tuple[PyTree, Record]:
         hooks = marking_hooks(selection, inputs=inputs, where=counting)
-        with staged(function, args, kwargs, hooks, may_run=True) as stage:
+        with stage_call(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
             run = functools.partial(stage.evaluate, stage.inputs, plan=plan)
@@ -179,7 +179,7 @@ def value_and_grad(
         >>> record[""].gradient.size
         12
     """
-    function, counting = as_function(f, "value_and_grad"), where_of(where)
+    function, counting = module_function(f, "value_and_grad"), where_of(where)
     selection, plan = Selection(only), Plan(keep=Keep(values, units), sample=sample)
     several = isinstance(argnums, Sequence)
     wanted = [diff_state(a) for a in (argnums if several else (argnums,))]
@@ -190,7 +190,7 @@ def value_and_grad(
         chosen = {n - owned for n, _ in parts_of}
         args = tuple(numbers_as_arrays(a) if i in chosen else a for i, a in enumerate(args))
         hooks = marking_hooks(selection, inputs=inputs, where=counting)
-        with staged(function, args, kwargs, hooks, may_run=True) as stage:
+        with stage_call(function, args, kwargs, hooks, may_run=True) as stage:
             require_staged(stage)
             _check_selection(selection, stage)
             parts = [
@@ -218,8 +218,8 @@ def value_and_grad(
     return _with_name(graded, function)
 
 
-def _with_name(wrapped: T, function: Function) -> T:
-    wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{name_of(function.call)}"
+def _with_name(wrapped: T, function: ModuleFunction) -> T:
+    wrapped.__name__ = wrapped.__qualname__ = f"{wrapped.__name__}_{function_name(function.call)}"
     return wrapped
 
 
@@ -230,13 +230,13 @@ def _with_name(wrapped: T, function: Function) -> T:
 class _MarkResult:
     """One mark that the pass went through: its place in the program and its measurements."""
 
-    mark: Marked
-    seen: Seen
+    mark: Mark
+    seen: Observation
     gradients: list[Summary | None]
 
 
 def record_of(
-    stage: Staged,
+    stage: StagedCall,
     seen: PyTree,
     cotangents: PyTree = None,
     *,
@@ -267,7 +267,7 @@ def record_of(
                 outputs=passed.seen.summaries,
                 inputs=None if entered is None else entered.seen.summaries,
                 gradients=passed.gradients,
-                ran=Small(passed.seen.ran),
+                ran=PackedArray(passed.seen.ran),
                 structure=passed.mark.structure,
                 input_structure=None if entered is None else entered.mark.structure,
                 changed=[change.seen.summaries[0] for change in changed],

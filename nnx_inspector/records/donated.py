@@ -15,11 +15,11 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.processes import spans
+from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import variables_by_path
-from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.stage import StagedCall
 from nnx_inspector.program.structure import describe
 from nnx_inspector.typing import PyTree, Value
 
@@ -104,7 +104,7 @@ def require_one_process(arrays: object, what: str) -> None:
     Raises:
         InspectorError: other processes have a part.
     """
-    if spans(arrays):
+    if spans_processes(arrays):
         raise InspectorError(several_processes_text(what))
 
 
@@ -118,7 +118,7 @@ def several_processes_text(what: str) -> str:
     )
 
 
-def require_staged(stage: Staged) -> None:
+def require_staged(stage: StagedCall) -> None:
     """Raise if an array of the modules or the arguments of a call is deleted, before it runs.
 
     Raises:

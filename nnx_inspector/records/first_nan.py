@@ -13,15 +13,15 @@ import jax.numpy as jnp
 from flax import nnx
 
 from nnx_inspector._compat import jaxprs, jit
-from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector._compat.configuration import unchecked_jit
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError, warn
 from nnx_inspector.hooks.sites import Selection, site_key
 from nnx_inspector.program.analysis.operation import Operation
-from nnx_inspector.program.function import Function, as_function
+from nnx_inspector.program.function import ModuleFunction, module_function
 from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.stage import Staged, staged
+from nnx_inspector.program.stage import StagedCall, stage_call
 from nnx_inspector.records import nan_search as search
 from nnx_inspector.records.backward import differentiated_argument, require_scalar
 from nnx_inspector.records.donated import require_staged
@@ -62,7 +62,7 @@ def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[...
         >>> found.name, found.operands[0].negative > 0
         ('log', True)
     """
-    function = as_function(f, "first_nan")
+    function = module_function(f, "first_nan")
     if args:
         raise TypeError(
             "first_nan(f) returns a function: pass it the arguments, as in first_nan(f)(model, x)."
@@ -70,7 +70,7 @@ def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[...
 
     def searched(*args: object, **kwargs: object) -> Operation | None:
         hooks = marking_hooks(Selection(None), inputs=True)
-        with unchecked(), staged(function, args, kwargs, hooks) as stage:
+        with unchecked_jit(), stage_call(function, args, kwargs, hooks) as stage:
             if any(map(jit.is_tracer, stage.inputs)):
                 raise InspectorError(
                     "first_nan reads the values of arrays: call it outside jit, grad and vmap, "
@@ -84,7 +84,7 @@ def first_nan(f: object, *args: object, gradients: bool = False) -> Callable[...
     return searched
 
 
-def _warn_of_nan_before(stage: Staged) -> None:
+def _warn_of_nan_before(stage: StagedCall) -> None:
     """Warn if a parameter or an argument has a NaN before the call."""
     held: dict[str, PyTree] = {}
     for prefix, module in stage.roots.items():
@@ -103,11 +103,11 @@ def _warn_of_nan_before(stage: Staged) -> None:
 
 
 def first_nan_of_stage(
-    stage: Staged, function: Function, args: Sequence[object], *, gradients: bool
+    stage: StagedCall, function: ModuleFunction, args: Sequence[object], *, gradients: bool
 ) -> Operation | None:
     require_staged(stage)
     jaxpr, consts = stage.survey.jaxpr, stage.survey.consts
-    if stage.eager or "ref" in jaxprs.writes(jaxpr):
+    if stage.eager or "ref" in jaxprs.state_writes(jaxpr):
         raise InspectorError(
             "The call cannot be searched for the operation that makes a NaN: "
             + (stage.eager or "it writes to references")

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import eqn_params, jaxprs, sources
-from nnx_inspector._compat.configuration import internal_config, unchecked
+from nnx_inspector._compat.configuration import internal_config, unchecked_jit
 from nnx_inspector.program.analysis.equations import Body, bodies_of, is_call, kind_of
 from nnx_inspector.program.analysis.operation import OF_NEGATIVES, Loops, Operand, Operation
 from nnx_inspector.program.marks import BEGIN, INPUT, OUTPUT, mark
@@ -50,7 +50,7 @@ def first_nan(
     Returns:
         None if no result has a NaN, or if the NaN is in the inputs already.
     """
-    with unchecked():
+    with unchecked_jit():
         return _Search(jaxpr, consts, (), None).run(values)
 
 
@@ -127,7 +127,7 @@ class _Search:
 
         for equation in jaxpr.eqns:
             operands = [number(v) for v in equation.invars]
-            here = sources.place_of_equation(equation)
+            here = sources.source_and_function(equation)
             here = here if here[0] else source
             behind = backward or sources.is_backward(equation)
             bodies = bodies_of(equation)
@@ -400,7 +400,7 @@ def _iterations(
             yield i, consts, carry, [x[i] for x in xs]
         return
     (test,) = tests
-    goes_on = jax.jit(jaxprs.as_function(*jaxprs.open_jaxpr(test.jaxpr)))
+    goes_on = jax.jit(jaxprs.jaxpr_as_fun(*jaxprs.open_jaxpr(test.jaxpr)))
     first = test.consts + body.consts
     consts, carry = operands[test.consts : first], operands[first:]
     for i in range(_MAX_ITERATIONS):

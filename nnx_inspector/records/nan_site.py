@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import jax
 
-from nnx_inspector._compat.configuration import unchecked
+from nnx_inspector._compat.configuration import unchecked_jit
 from nnx_inspector.errors import add_note, notes_of
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.recording import Recording
@@ -28,7 +28,7 @@ def note_nan_site(measure: Callable[[], Record | None]) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         if not notes_of(error):
-            with unchecked():
+            with unchecked_jit():
                 record = measure()
             found = "" if record is None else nan_site_text(record)
             if found:

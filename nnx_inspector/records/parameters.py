@@ -14,7 +14,7 @@ from flax import nnx
 
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import variables_by_path
-from nnx_inspector.program.stage import Staged, array_names, variables_of_state
+from nnx_inspector.program.stage import StagedCall, array_names, variables_of_state
 from nnx_inspector.records.record import Parameter
 from nnx_inspector.stats.measure_gauges import is_sampled
 from nnx_inspector.stats.summarize import summarize
@@ -22,7 +22,7 @@ from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Array, PyTree, Value
 
 
-def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
+def floats_of(stage: StagedCall) -> dict[str, tuple[int, bool]]:
     """Path -> (input's number, is a parameter) for each float array; shared Variables once."""
     found: dict[str, tuple[int, bool]] = {}
     seen: set[int] = set()
@@ -38,7 +38,7 @@ def floats_of(stage: Staged) -> dict[str, tuple[int, bool]]:
 
 
 def measure_parameters(
-    stage: Staged,
+    stage: StagedCall,
     grads: Mapping[int, object] | None = None,
     updates: Mapping[int, Sequence[Array]] | None = None,
     inputs: Sequence[object] | None = None,

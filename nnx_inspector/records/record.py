@@ -19,7 +19,13 @@ from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import split_escaped
 from nnx_inspector.hooks.sites import closest_keys, split_operation
-from nnx_inspector.program.editing.packed import Small, apart, is_joinable, joined, taken_apart
+from nnx_inspector.program.editing.packed import (
+    PackedArray,
+    can_pack,
+    pack,
+    unpack,
+    without_packing,
+)
 from nnx_inspector.recordings.tree_rows import Summaries, layer_key, merged_summary
 from nnx_inspector.records.call import Call, concrete, named_summaries
 from nnx_inspector.stats.summary import STATISTICS, Summary, merge, row_index
@@ -254,13 +260,13 @@ class Record(Mapping[str, Entry]):
         self.unseen = dict(unseen)
         self.eager = eager
         self._keys = tuple(calls)
-        rows = {site: [Small(x) for x in found] for site, found in (choices or {}).items()}
+        rows = {site: [PackedArray(x) for x in found] for site, found in (choices or {}).items()}
         tree = (tuple(map(tuple, calls.values())), dict(parameters or {}), rows)
         # It leaves its program as one array, because each costs the host time.
-        if not eager and is_joinable(tree):
-            self._layout, self._children = joined(tree)
+        if not eager and can_pack(tree):
+            self._layout, self._children = pack(tree)
         else:
-            self._layout, self._children = None, apart(tree)
+            self._layout, self._children = None, without_packing(tree)
 
     @property
     def _contents(
@@ -270,7 +276,7 @@ class Record(Mapping[str, Entry]):
         if known is None:
             tree = self._children
             if self._layout is not None:
-                tree = taken_apart(self._layout, self._children)
+                tree = unpack(self._layout, self._children)
             calls, *others = tree
             known = dict(zip(self._keys, calls, strict=True)), *others
             if not any(map(is_tracer, jax.tree.leaves(self._children))):

@@ -15,7 +15,7 @@ from nnx_inspector.hooks.operations.attention import PATTERN
 from nnx_inspector.hooks.sites import CALL, methods, parse_key, site_key, split_operation
 from nnx_inspector.hooks.variables import contents, shared_contents
 from nnx_inspector.program.analysis.calls import TracedCall
-from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
 from nnx_inspector.recordings.tree_rows import Site, layer_key, leaf_key, leaf_of, with_states
 
@@ -33,7 +33,7 @@ def add_layer_rows(
     `sites` are the rows of whole sites, parents first; `unseen` maps a layer's key to why it cannot
     be seen.
     """
-    shown = shown_of(stacks)
+    shown = layers_with_rows(stacks)
     rows = [dataclasses.replace(s, note=_note(s, stacks, shown)) for s in sites]
     first: dict[int, int] = {}  # the row of a stacked site -> the row of its first layer
     for index, site in enumerate(sites):

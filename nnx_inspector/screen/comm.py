@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 import anywidget
 import traitlets
 
-from nnx_inspector._compat.ipykernel import answer_where_addressed, let_this_thread_send
+from nnx_inspector._compat.ipykernel import allow_thread_to_send, disable_reply_subshell
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset, packed_module
@@ -44,11 +44,11 @@ class InspectorWidget(anywidget.AnyWidget):
 
     def __init__(self, role: str, inspector: str):
         super().__init__(role=role, inspector=inspector)
-        answer_where_addressed(self.comm)
+        disable_reply_subshell(self.comm)
 
     def send(self, content: object, buffers: object = None) -> None:
         """Send a custom message, from any thread."""
-        let_this_thread_send()
+        allow_thread_to_send()
         super().send(content, buffers)
 
     def __repr__(self) -> str:

@@ -129,9 +129,9 @@ def _first_examples(x: Value, most: int) -> np.ndarray:
     """The first examples, on the host, as numbers that NumPy computes with."""
     # a slice of an array on a device is a program of its own, so a small array comes whole
     if x.nbytes > DEVICE_BYTES and not isinstance(x, np.ndarray):
-        from nnx_inspector._compat.sharding import entry  # only an array of jax's needs jax
+        from nnx_inspector._compat.sharding import take_index  # only an array of jax's needs jax
 
-        x = entry(x, slice(most))
+        x = take_index(x, slice(most))
     found = np.asarray(x)[:most]
     return found.astype(np.float32) if found.dtype.kind in "Vf" else found
 

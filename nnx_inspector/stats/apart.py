@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from nnx_inspector._compat.lowering.parts import added_up
+from nnx_inspector._compat.lowering.partition import sum_over_devices
 from nnx_inspector._compat.sharding import auto_sharded
 from nnx_inspector.typing import Array, PyTree, UInt32
 
@@ -46,7 +46,7 @@ def finished(those: Sequence[Apart]) -> list[PyTree]:
     """The figures, after one exchange."""
 
     def finish(words: list[jax.Array]) -> list[PyTree]:
-        return [one.finish(x) for one, x in zip(those, added_up(words), strict=True)]
+        return [one.finish(x) for one, x in zip(those, sum_over_devices(words), strict=True)]
 
     return auto_sharded(finish, [one.words for one in those])
 

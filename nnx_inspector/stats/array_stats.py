@@ -21,9 +21,15 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from nnx_inspector._compat.lowering.parts import Part, in_all_rows, over_parts
-from nnx_inspector._compat.native import ARRAY_STATS, call, in_the_width, lower_for_a_cpu, serves
-from nnx_inspector._compat.sharding import with_even_axes
+from nnx_inspector._compat.lowering.partition import Part, partitioned, put_into_rows
+from nnx_inspector._compat.native import (
+    ARRAY_STATS,
+    call,
+    can_call_on,
+    register_cpu_lowering,
+    with_x64_of_operands,
+)
+from nnx_inspector._compat.sharding import pad_axes_evenly
 from nnx_inspector.stats.arithmetic import (
     added,
     as_words,
@@ -174,7 +180,7 @@ def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Value]:
 def _run(x: Value, **how: Any) -> Sequence[Value]:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
-    if platform == "cpu" and not serves(len(x.devices())):
+    if platform == "cpu" and not can_call_on(len(x.devices())):
         platform = "cpus"
     return _program_for(platform)(x, **how)
 
@@ -221,7 +227,7 @@ def _in_parts(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], devices:
 def array_stats_apart(
     x: Num[Array, "..."], *, batch_rank: int, sample: Sample
 ) -> UInt32[Array, "*rows words"]:
-    """What `from_parts` makes the figures of an array of, once it has been `added_up`."""
+    """What `from_parts` makes figures of, once `sum_over_devices` has added it up."""
     how = {"steps": strides(x.shape[batch_rank:], sample), "devices": jax.device_count()}
     return _words(x, rows=batch_rank, apart=True, **how)[0]
 
@@ -243,7 +249,7 @@ def _words_of_part(
     number = lax.broadcasted_iota(jnp.int32, (*bins.shape[:-1], devices, 1), rows)
     table = jnp.where(number == part.number, mine, jnp.uint32(0))
     found = jnp.concatenate([bins, table.reshape(*bins.shape[:-1], -1)], axis=-1)
-    return [in_all_rows(found, part, rows)]
+    return [put_into_rows(found, part, rows)]
 
 
 def _keeps_sample(
@@ -253,7 +259,7 @@ def _keeps_sample(
     return axis < rows or length % steps[axis - rows] == 0
 
 
-_words = over_parts(_words_of_part, _keeps_sample)
+_words = partitioned(_words_of_part, _keeps_sample)
 
 
 def _read_once(
@@ -413,7 +419,7 @@ def _scattered(
     if lanes > 1:
         lane = lax.broadcasted_iota(jnp.uint32, index.shape, index.ndim - 1) % jnp.uint32(lanes)
         index = index + lane * BINS
-    even = with_even_axes(index, jnp.uint32(counters))
+    even = pad_axes_evenly(index, jnp.uint32(counters))
     counts = jnp.zeros(counters + (even is not index), jnp.uint32)
     counts = counts.at[even].add(jnp.uint32(1), mode="promise_in_bounds")
     counts = counts[:counters].reshape(*rows, lanes, BINS)
@@ -467,10 +473,10 @@ _PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
 
 
 def _program_for(platform: str | None) -> Callable[..., _Raw]:
-    return in_the_width(_PROGRAMS.get(platform, _PROGRAMS[None]))
+    return with_x64_of_operands(_PROGRAMS.get(platform, _PROGRAMS[None]))
 
 
-lower_for_a_cpu(_array_stats, _read_by_kind, _on_a_cpu, _in_parts)
+register_cpu_lowering(_array_stats, _read_by_kind, _on_a_cpu, _in_parts)
 for _platform in (None, "tpu"):
     _lowered = mlir.lower_fun(_program_for(_platform), multiple_results=True)
     mlir.register_lowering(_array_stats, _lowered, platform=_platform)

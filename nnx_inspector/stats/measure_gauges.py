@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.lowering.parts import Part, in_all_rows, over_parts
-from nnx_inspector._compat.native import Type, by_rows
-from nnx_inspector._compat.sharding import auto_sharded, on_one_device
+from nnx_inspector._compat.lowering.partition import Part, partitioned, put_into_rows
+from nnx_inspector._compat.native import ShapeDtype, native_primitive
+from nnx_inspector._compat.sharding import auto_sharded, to_one_device
 from nnx_inspector.arrays import is_array
 from nnx_inspector.stats.apart import Apart
 from nnx_inspector.stats.arithmetic import (
@@ -366,8 +366,8 @@ _WORK: Final = UNITS * (6 + 2 * 3 + 2 * POSITIONS + 2 * 32 + UNITS)
 """The words of memory that the function in C works in: `Sums` in gauges.c."""
 
 
-def _floats(length: int) -> Callable[..., list[Type]]:
-    return lambda *_: [Type((length,), np.dtype(np.float32))]
+def _floats(length: int) -> Callable[..., list[ShapeDtype]]:
+    return lambda *_: [ShapeDtype((length,), np.dtype(np.float32))]
 
 
 def _looked_at(x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...]) -> list[jax.Array]:
@@ -383,7 +383,7 @@ def _looked_at(x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...]) -
     return [jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)]
 
 
-_examined = over_parts(_looked_at)
+_examined = partitioned(_looked_at)
 
 
 def _gauged_in_parts(
@@ -403,7 +403,7 @@ def _gauged_in_parts(
     return [_of_whole(found, x.shape[rows], x.shape[-1])]
 
 
-_gauged = by_rows(
+_gauged = native_primitive(
     "nnx_inspector_gauge",
     _gauge_of,
     _floats(LENGTH),
@@ -423,10 +423,10 @@ def _counted_part(
     )
     counts = in_rows([low + (high << 16), nan, infinite], axis=-1)
     sample = _looked_at(x, part, rows=rows, steps=steps)
-    return [in_all_rows(counts, part, rows), *sample]
+    return [put_into_rows(counts, part, rows), *sample]
 
 
-_counted_in_parts = over_parts(_counted_part)
+_counted_in_parts = partitioned(_counted_part)
 
 
 def _sampled_in_parts(
@@ -439,7 +439,7 @@ def _sampled_in_parts(
     return [_state_of(bits, nan, infinite, sample)]
 
 
-_sampled = by_rows(
+_sampled = native_primitive(
     "nnx_inspector_state",
     _sample_of,
     _floats(STATE_LENGTH),
@@ -497,4 +497,4 @@ def _differs(x: jax.Array) -> jax.Array:
 @internal_config()
 def samples_of(held: Any, arguments: object) -> jax.Array:
     """A sample of each parameter, and whether the arguments vary; float32[..., STATE_LENGTH]."""
-    return jnp.stack(on_one_device([*map(sampled, held), varied(arguments)]))
+    return jnp.stack(to_one_device([*map(sampled, held), varied(arguments)]))

@@ -244,9 +244,9 @@ class Summary:
         if self._is_host:
             bins, points, sums = (field[index] for field in fields)
         else:
-            from nnx_inspector._compat.sharding import entry  # a recording needs no jax
+            from nnx_inspector._compat.sharding import take_index  # a recording needs no jax
 
-            bins, points, sums = (entry(field, index) for field in fields)
+            bins, points, sums = (take_index(field, index) for field in fields)
         return Summary(bins=bins, points=points, sums=sums, opaque=self.opaque)
 
     def merged(self) -> Summary:

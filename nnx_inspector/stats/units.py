@@ -20,7 +20,7 @@ import numpy.typing as npt
 from jax import lax
 
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.sharding import auto_sharded, entry
+from nnx_inspector._compat.sharding import auto_sharded, take_index
 from nnx_inspector.stats.arithmetic import (
     APART,
     added,
@@ -108,7 +108,7 @@ class Units:
             IndexError: there is no such row.
         """
         row_index(index, self.rows, "units")
-        return jax.tree.map(lambda leaf: entry(leaf, index), self)
+        return jax.tree.map(lambda leaf: take_index(leaf, index), self)
 
     def merged(self) -> Units:
         """All rows merged into one. Works inside jit, where counts saturate at 2**32 - 1."""

@@ -8,10 +8,10 @@ import zmq
 from kernels import PACKAGES, kernel
 
 from nnx_inspector._compat.ipykernel import (
-    kernel_here,
-    let_this_thread_send,
-    queue_arrived,
-    reads_shell_by,
+    allow_thread_to_send,
+    current_kernel,
+    flush_shell_to_queue,
+    shell_reader,
 )
 
 VERSIONS = ["newest", *(v for v in PACKAGES if v not in ("6.30", "newest")), "6.30"]
@@ -19,7 +19,7 @@ SETUP = """
 import threading
 import ipywidgets
 from nnx_inspector._compat import ipykernel as private
-kernel = private.kernel_here()
+kernel = private.current_kernel()
 widget = ipywidgets.IntText()
 """
 
@@ -35,7 +35,7 @@ def kernel_of(request, tmp_path_factory):
 
 def test_who_reads_the_shell_socket(kernel_of):
     by = "queue" if kernel_of.version.startswith("6") else "thread"
-    assert kernel_of.ask("private.reads_shell_by(kernel)") == by, (
+    assert kernel_of.ask("private.shell_reader(kernel)") == by, (
         "this ipykernel has moved a name that clicks in a running cell need"
     )
 
@@ -48,12 +48,12 @@ def test_messages_are_taken_in_the_thread_that_reads_or_out_of_the_queue(kernel_
             "print('began', flush=True)\n"
             "taken, seen = [], -1\n"
             "while len(taken) < 2:\n"
-            "    private.queue_arrived(kernel)\n"
-            "    for one in private.queued_after(kernel, seen):\n"
+            "    private.flush_shell_to_queue(kernel)\n"
+            "    for one in private.messages_after(kernel, seen):\n"
             "        seen, message = one.number, private.comm_message(kernel, one.frames)\n"
             "        if message is not None and message.data['content'] != 'leave':\n"
-            "            assert private.take_from_queue(kernel, one)\n"
-            "            assert not private.take_from_queue(kernel, one)\n"
+            "            assert private.remove_from_queue(kernel, one)\n"
+            "            assert not private.remove_from_queue(kernel, one)\n"
             "            taken.append(message)\n"
         )
     else:
@@ -67,7 +67,7 @@ def test_messages_are_taken_in_the_thread_that_reads_or_out_of_the_queue(kernel_
             "    if len(taken) == 2:\n"
             "        both.set()\n"
             "    return True\n"
-            "private.take_before(kernel, take)\n"
+            "private.intercept_shell(kernel, take)\n"
             "kernel.shell_channel_thread.io_loop.add_callback(lambda: print('began', flush=True))\n"
             "assert both.wait(60)\n"
         )
@@ -83,7 +83,7 @@ def test_messages_are_taken_in_the_thread_that_reads_or_out_of_the_queue(kernel_
 
 
 def test_a_status_is_said_of_a_message(kernel_of):
-    request = kernel_of.start("private.say_status(kernel, 'idle', private.cell_of(kernel))")
+    request = kernel_of.start("private.send_status(kernel, 'idle', private.cell_request(kernel))")
     kernel_of.reply(request)
     kernel_of.idle(request)
     of = [m for _, m in kernel_of.heard if m["parent_header"].get("msg_id") == request]
@@ -94,16 +94,16 @@ def test_a_status_is_said_of_a_message(kernel_of):
 def test_a_cell_is_told_from_what_runs_beside_it(kernel_of):
     kernel_of.run(
         "beside = []\n"
-        "thread = threading.Thread(target=lambda: beside.append(private.runs_a_cell()))\n"
+        "thread = threading.Thread(target=lambda: beside.append(private.is_in_cell()))\n"
         "thread.start(); thread.join()"
     )
-    assert kernel_of.ask("[private.runs_a_cell(), *beside]") == [True, False]
+    assert kernel_of.ask("[private.is_in_cell(), *beside]") == [True, False]
 
 
 def test_a_thread_may_send_on_a_comm(kernel_of):
     kernel_of.run(
         "def send():\n"
-        "    private.let_this_thread_send()\n"
+        "    private.allow_thread_to_send()\n"
         "    widget.send({'from': 'a thread'})\n"
         "    sent.append(True)\n"
         "sent = []\n"
@@ -118,7 +118,7 @@ def test_a_thread_may_send_on_a_comm(kernel_of):
 @pytest.mark.parametrize("kernel_of", ["newest"], indirect=True)
 def test_a_comm_is_answered_where_it_is_addressed_whoever_last_sent_on_it(kernel_of):
     kernel_of.run(
-        "private.answer_where_addressed(widget.comm)\n"
+        "private.disable_reply_subshell(widget.comm)\n"
         "heard = threading.Event()\n"
         "widget.on_msg(lambda w, content, b: heard.set())"
     )
@@ -152,7 +152,7 @@ class Interrupted:
 def test_an_interrupt_loses_no_message_that_is_being_read():
     kernel = types.SimpleNamespace(shell_stream=Interrupted())
     with pytest.raises(KeyboardInterrupt):
-        queue_arrived(kernel)
+        flush_shell_to_queue(kernel)
     assert kernel.shell_stream.read
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -160,12 +160,12 @@ def test_an_interrupt_loses_no_message_that_is_being_read():
 def test_a_kernel_that_has_moved_a_name_is_not_listened_to():
     names = ("session", "shell_stream", "iopub_socket", "get_parent", "_topic", "dispatch_shell")
     known = dict.fromkeys(names, object()) | {"msg_queue": types.SimpleNamespace(_queue=[])}
-    assert reads_shell_by(types.SimpleNamespace(**known)) == "queue"
+    assert shell_reader(types.SimpleNamespace(**known)) == "queue"
     for name in ("iopub_socket", "dispatch_shell", "msg_queue"):
         less = {key: value for key, value in known.items() if key != name}
-        assert reads_shell_by(types.SimpleNamespace(**less)) == "other", name
+        assert shell_reader(types.SimpleNamespace(**less)) == "other", name
 
 
 def test_without_a_kernel_there_is_none():
-    assert kernel_here() is None
-    let_this_thread_send()
+    assert current_kernel() is None
+    allow_thread_to_send()

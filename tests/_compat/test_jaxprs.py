@@ -21,12 +21,12 @@ X = jnp.arange(1.0, 4.0)
 
 def traced(run: Callable[..., Any], like: Any, avals: Sequence[Any]) -> Any:
     """A jaxpr of the kind of `like`."""
-    made = jax.make_jaxpr(run)(*map(jaxprs.typed, avals))
+    made = jax.make_jaxpr(run)(*map(jaxprs.aval_argument, avals))
     return made if type(made) is type(like) else jaxprs.open_jaxpr(made)[0]
 
 
 def runs(jaxpr: Any) -> Callable[..., list[Any]]:
-    return jaxprs.as_function(*jaxprs.open_jaxpr(jaxpr))
+    return jaxprs.jaxpr_as_fun(*jaxprs.open_jaxpr(jaxpr))
 
 
 def types(jaxpr: Any) -> list[Any]:
@@ -47,7 +47,7 @@ def with_equation(
     new = old.replace(invars=operands, outvars=results, params=params, **how)
     bare, consts = jaxprs.open_jaxpr(program)
     more = [v for v in results if v not in old.outvars]
-    made = jaxprs.edited(
+    made = jaxprs.edit_jaxpr(
         program,
         inputs=inputs,
         equations=[new if e is old else e for e in bare.eqns],
@@ -55,7 +55,7 @@ def with_equation(
     )
     bare, _ = jaxprs.open_jaxpr(made)
     core.check_jaxpr(bare)
-    return jax.jit(jaxprs.as_function(bare, consts))
+    return jax.jit(jaxprs.jaxpr_as_fun(bare, consts))
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -72,10 +72,13 @@ def test_a_scan_with_more_constants_carry_and_outputs(reverse: bool):
         return c, total + factor * y, y, factor * y
 
     k, c, x = types(body)
-    factor, total = jaxprs.variable(k), jaxprs.variable(c)
+    factor, total = jaxprs.new_var(k), jaxprs.new_var(c)
     new = traced(run, body, [k, k, c, c, x])
     params = eqn_params.scan_with(scan.params, new, consts=1, carry=1, outputs=1)
-    ys = [jaxprs.variable(jaxprs.stacked(v.aval, 3)) for v in jaxprs.open_jaxpr(new)[0].outvars[3:]]
+    ys = [
+        jaxprs.new_var(jaxprs.stacked_aval(v.aval, 3))
+        for v in jaxprs.open_jaxpr(new)[0].outvars[3:]
+    ]
     consts, carry, rows = eqn_params.scan_parts(scan.params, scan.invars)
     one = with_equation(
         program,
@@ -83,7 +86,7 @@ def test_a_scan_with_more_constants_carry_and_outputs(reverse: bool):
         params,
         inputs=[factor, total],
         operands=[factor, *consts, *carry, total, *rows],
-        results=[scan.outvars[0], jaxprs.variable(c), scan.outvars[1], *ys],
+        results=[scan.outvars[0], jaxprs.new_var(c), scan.outvars[1], *ys],
     )
     last, y, summed, scaled = one(10.0, 5.0, 2.0, 1.0, X)
     expected = f(2.0, 1.0, X)
@@ -112,7 +115,7 @@ def test_a_scan_that_is_the_transposed_one_of_another_with_more_outputs():
         eqn_params.scan_with(scan.params, new, outputs=1),
         inputs=[],
         operands=scan.invars,
-        results=[*scan.outvars, jaxprs.variable(jaxprs.stacked(extra, 3))],
+        results=[*scan.outvars, jaxprs.new_var(jaxprs.stacked_aval(extra, 3))],
     )
     gradient, rows = one(2.0, X)
     np.testing.assert_allclose(gradient, jax.grad(loss)(2.0, X), rtol=1e-6)
@@ -133,7 +136,7 @@ def test_a_while_loop_with_more_constants_and_carry():
         return i, x, total + factor * x
 
     n, own, *carry = loop.invars
-    factor, total = jaxprs.variable(k), jaxprs.variable(x)
+    factor, total = jaxprs.new_var(k), jaxprs.new_var(x)
     new = traced(run, body, [k, k, i, x, x])
     one = with_equation(
         program,
@@ -141,7 +144,7 @@ def test_a_while_loop_with_more_constants_and_carry():
         eqn_params.while_with(loop.params, new, consts=1, carry=1),
         inputs=[factor, total],
         operands=[n, factor, own, *carry, total],
-        results=[*loop.outvars, jaxprs.variable(x)],
+        results=[*loop.outvars, jaxprs.new_var(x)],
     )
     assert [float(x) for x in one(10.0, 5.0, 2.0, 3, 1.0)] == [3, 8, 5 + 10 * (2 + 4 + 8)]
 
@@ -163,14 +166,14 @@ def test_a_remat_with_more_inputs_and_outputs(prevent_cse: Any, differentiated: 
         return (*results, factor * results[0])
 
     new = traced(run, body, [types(body)[0], *types(body)])
-    factor, extra = jaxprs.variable(types(body)[0]), jaxprs.open_jaxpr(new)[0].outvars[-1].aval
+    factor, extra = jaxprs.new_var(types(body)[0]), jaxprs.open_jaxpr(new)[0].outvars[-1].aval
     one = with_equation(
         program,
         remat,
         eqn_params.remat_with(remat.params, new, inputs=1),
         inputs=[factor],
         operands=[factor, *remat.invars],
-        results=[*remat.outvars, jaxprs.variable(extra)],
+        results=[*remat.outvars, jaxprs.new_var(extra)],
     )
     out, more = one(10.0, 2.0, 3.0)
     np.testing.assert_allclose(out, called(2.0, 3.0), rtol=1e-6)
@@ -208,14 +211,14 @@ def test_a_shard_map_with_more_inputs_and_a_row_of_each_device(kind: Any, is_che
             params, after = eqn_params.shard_map_with(
                 one.params, new, inputs=1, outputs=1, axes=("a", "b")
             )
-        more = [jaxprs.variable(jax.typeof(jnp.float32(10)))]
+        more = [jaxprs.new_var(jax.typeof(jnp.float32(10)))]
         changed = with_equation(
             program,
             one,
             params,
             inputs=more,
             operands=[*more, *one.invars],
-            results=[*one.outvars, *map(jaxprs.variable, after)],
+            results=[*one.outvars, *map(jaxprs.new_var, after)],
         )
         out, rows = changed(jnp.float32(10), x)
     np.testing.assert_array_equal(out, 2 * np.arange(4))
@@ -256,7 +259,7 @@ def test_a_closed_call_stands_for_a_call_with_a_derivative_of_its_own(f: Any):
 
     new = traced(run, body, types(body) * 2)
     primitive, params = jaxprs.closed_call(new)
-    factor = jaxprs.variable(types(body)[0])
+    factor = jaxprs.new_var(types(body)[0])
     one = with_equation(
         program,
         call,
@@ -264,7 +267,7 @@ def test_a_closed_call_stands_for_a_call_with_a_derivative_of_its_own(f: Any):
         primitive=primitive,
         inputs=[factor],
         operands=[factor, *call.invars],
-        results=[*call.outvars, jaxprs.variable(types(body)[0])],
+        results=[*call.outvars, jaxprs.new_var(types(body)[0])],
     )
     out, more = one(10 * X, X)
     np.testing.assert_allclose(out, 2 * X + 1)
@@ -285,7 +288,7 @@ def test_a_closed_call_takes_a_jaxpr_of_either_kind():
 )
 def test_what_is_traced_for_a_type_has_that_type(x: Any):
     aval = jax.typeof(x)
-    again = jax.make_jaxpr(lambda x: x)(jaxprs.typed(aval))
+    again = jax.make_jaxpr(lambda x: x)(jaxprs.aval_argument(aval))
     assert again.in_avals[0] == aval
     assert again.in_avals[0].weak_type == aval.weak_type
-    assert jaxprs.variable(aval).aval is aval
+    assert jaxprs.new_var(aval).aval is aval

@@ -11,15 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import Compilations
 from leftovers import patched_in_jax
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.launching import jitted
+from nnx_inspector._compat.launching import jit_calls
 
 
 @contextmanager
-def chosen(choose: jitted.JitChooser) -> Iterator[None]:
-    undo = jitted.swap_jit_misses(lambda *_: None, choose)
+def chosen(choose: jit_calls.JitChooser) -> Iterator[None]:
+    undo = jit_calls.patch_jit_misses(lambda *_: None, choose)
     try:
         yield
     finally:
@@ -27,9 +28,9 @@ def chosen(choose: jitted.JitChooser) -> Iterator[None]:
 
 
 def test_what_is_chosen_runs_each_time_in_place_of_the_call():
-    asked: list[jitted.JitStart] = []
+    asked: list[jit_calls.PendingJitCall] = []
 
-    def choose(call: jitted.JitStart) -> Callable[[], Any]:
+    def choose(call: jit_calls.PendingJitCall) -> Callable[[], Any]:
         asked.append(call)
         return lambda: jax.device_put(-2 * np.asarray(call.args[0]))
 
@@ -43,11 +44,11 @@ def test_what_is_chosen_runs_each_time_in_place_of_the_call():
 
 
 def test_only_calls_that_run_are_chosen():
-    asked: list[jitted.JitStart] = []
+    asked: list[jit_calls.PendingJitCall] = []
     double, x = jax.jit(lambda x: 2 * x), jnp.ones(3)
     here = threading.get_ident()  # a thread of an earlier test may still run a pass
 
-    def note(call: jitted.JitStart) -> None:
+    def note(call: jit_calls.PendingJitCall) -> None:
         if threading.get_ident() == here:
             asked.append(call)
 
@@ -69,7 +70,7 @@ def test_a_jitted_function_made_of_a_call_shares_its_programs():
         traced.append(1)
         return 2 * x
 
-    found: list[jitted.JitStart] = []
+    found: list[jit_calls.PendingJitCall] = []
     with chosen(lambda call: found.append(call)):
         double(jnp.ones(3))
     np.testing.assert_array_equal(found[0].made().jitted()(jnp.ones(3)), 2 * np.ones(3))
@@ -82,32 +83,30 @@ def multiplied(x: jax.Array) -> Any:
 
 @pytest.mark.parametrize("donate", [(), (0,)])
 def test_another_program_runs_with_more_inputs_and_outputs(donate: Any):
-    x, compilations, sums = jnp.arange(3.0), list[str](), list[Any]()
+    x, sums = jnp.arange(3.0), list[Any]()
     made = multiplied(x)
 
-    def run(call: jitted.JitStart) -> Any:
+    def run(call: jit_calls.PendingJitCall) -> Any:
         out, more = call.run(made, [np.float32(3)], 1)
         sums.extend(more)
         return out
 
-    def choose(call: jitted.JitStart) -> Callable[[], Any]:
+    def choose(call: jit_calls.PendingJitCall) -> Callable[[], Any]:
         return lambda: run(call)
 
     double = jax.jit(lambda x: {"twice": 2 * x}, donate_argnums=donate)
-    undo = jit.compilation_events(lambda kind, *_: compilations.append(kind))
-    with chosen(choose):
+    with Compilations() as compilations, chosen(choose):
         for _ in range(3):
             given = jnp.arange(3.0)
             np.testing.assert_array_equal(double(given)["twice"], 3 * np.arange(3.0))
             assert given.is_deleted() == bool(donate)
-    undo()
     np.testing.assert_array_equal(sums, [3.0] * 3)
-    assert compilations.count("compile") <= 2, "jnp.arange and the program"
+    assert compilations.kinds.count("compile") <= 2, "jnp.arange and the program"
 
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_another_program_is_compiled_beforehand(at_once: bool):
-    x, compilations, calls = jnp.arange(3.0), list[str](), list[jitted.JitStart]()
+    x, calls = jnp.arange(3.0), list[jit_calls.PendingJitCall]()
     made = jax.make_jaxpr(lambda factor, x: factor * x)(jnp.float32(0), x)
     double = jax.jit(lambda x: 2 * x)
     with chosen(lambda call: lambda: calls.append(call)):
@@ -116,23 +115,22 @@ def test_another_program_is_compiled_beforehand(at_once: bool):
         calls[0].compiler()(made, [np.float32(0)])
     else:
         calls[0].made().compile(lambda _: (made, [np.float32(0)], 0))
-    undo = jit.compilation_events(lambda kind, *_: compilations.append(kind))
-    with chosen(lambda call: lambda: call.run(made, [np.float32(3)])[0]):
+    other = lambda call: lambda: call.run(made, [np.float32(3)])[0]  # noqa: E731
+    with Compilations() as compilations, chosen(other):
         np.testing.assert_array_equal(double(x), 3 * x)
-    undo()
-    assert "compile" not in compilations
+    assert "compile" not in compilations.kinds
 
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_what_runs_directly_is_in_the_fast_path_the_next_time(kept: bool):
     """The call itself, or another program that always gets the same input."""
-    x, calls = jnp.arange(3.0), list[jitted.JitStart]()
+    x, calls = jnp.arange(3.0), list[jit_calls.PendingJitCall]()
     made = jax.make_jaxpr(lambda factor, x: factor * x)(jnp.float32(0), x)
     double = jax.jit(lambda x: 2 * x)
 
-    def choose(call: jitted.JitStart) -> Callable[[], Any]:
+    def choose(call: jit_calls.PendingJitCall) -> Callable[[], Any]:
         calls.append(call)
-        return lambda: call.directly(made, [jnp.float32(3)]) if kept else call.own()
+        return lambda: call.run_for_fast_path(made, [jnp.float32(3)]) if kept else call.run_own()
 
     with chosen(choose):
         for number in range(4):
@@ -150,7 +148,7 @@ def test_jax_is_as_before_afterwards():
 
 def test_jax_says_which_argument_differs_from_the_calls_before():
     """A new version of jax that logs another text, or compares in another place, fails here."""
-    found: list[jit.Miss] = []
+    found: list[jit.CacheMiss] = []
     undo = jit.cache_misses(found.append)
     try:
 

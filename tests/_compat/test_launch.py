@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import marked
 import numpy as np
 import pytest
+from compilations import Compilations
 from flax import nnx
 from jax._src import ad_checkpoint, compiler, dispatch, pjit
 from jax._src.interpreters import batching
@@ -24,16 +25,16 @@ from taking import (
     SUM,
     X,
     close,
-    compiling,
     loss,
+    no_misses,
     run,
     same,
     taken,
     twice,
 )
 
-from nnx_inspector._compat.launching import compiled, jitted
-from nnx_inspector._compat.launching.launch import Taking
+from nnx_inspector._compat.launching import executables, jit_calls
+from nnx_inspector._compat.launching.launch import LaunchInterception
 from nnx_inspector.resources import open_all
 
 
@@ -64,28 +65,21 @@ def test_it_is_compiled_once_and_its_own_program_takes_the_fast_path_of_jax():
     with taken(Watch()) as watch:
         f(X)
         other = X + 1
-        with compiling() as found:
+        with Compilations() as found:
             f(X)
             f(other)
-        assert found == []
+        assert found.kinds == []
     assert len(watch.sums()) == 6
-    misses = []
-    undo = jitted.swap_jit_misses(lambda *_: misses.append(1))
-    f(X)
-    undo()
-    assert not misses
+    with no_misses():
+        f(X)
 
 
 def test_a_program_without_marks_runs_as_it_would_have_run():
     f = jax.jit(lambda x: 3 * x)
     f(X)
-    with open_all(Taking(watch := Watch())), compiling() as found:
-        misses = []
-        undo = jitted.swap_jit_misses(lambda *_: misses.append(1))
+    with open_all(LaunchInterception(watch := Watch())), Compilations() as found, no_misses():
         f(X)
-        undo()
-        assert not misses
-        assert not found
+    assert not found.kinds
     assert watch.launched == 0
 
 
@@ -94,11 +88,8 @@ def test_who_chooses_nothing_leaves_the_fast_path_to_jax():
     with taken(Watch()) as watch:
         watch.on = False
         f(X)
-        misses = []
-        undo = jitted.swap_jit_misses(lambda *_: misses.append(1))
-        f(X)
-        undo()
-        assert not misses
+        with no_misses():
+            f(X)
     assert watch.sums() == []
 
 
@@ -296,11 +287,11 @@ def test_nothing_is_compiled_again_for_a_loop_outside_jit():
     body, up = (lambda c, x: (mark("c", c + x), x)), (lambda x: mark("up", x))
     with taken(Watch()):
         for _ in range(2):
-            with compiling() as found:
+            with Compilations() as found:
                 f(X)
                 jax.lax.scan(body, 0.0, X)
                 jax.lax.cond(True, up, up, X)
-        assert "compile" not in found
+        assert "compile" not in found.kinds
 
 
 # ------------------------------------------------------------------- and so on
@@ -385,10 +376,10 @@ def test_the_parts_of_jax_that_are_replaced_are_where_they_were():
 
 def test_a_program_that_ran_has_the_number_of_its_module():
     functions = jax.jit(lambda x: jnp.sin(x) + 1), jax.jit(lambda x: jnp.cos(x) + 1)
-    with compiled.noting():
+    with executables.record_executables():
         for function in functions:
             function(X)
-    numbers = [one.number for one in list(compiled.known.values())[-2:]]
+    numbers = [one.number for one in list(executables.executables.values())[-2:]]
     assert all(isinstance(n, int) for n in numbers)
     assert numbers[0] != numbers[1]
 
@@ -397,7 +388,7 @@ def test_what_is_numbered_is_not_read_from_the_cache_on_disk():
     read = compiler._cache_read
     parameters = list(inspect.signature(read).parameters)
     assert parameters[:2] == ["module_name", "cache_key"], "what reads jax's cache on disk"
-    with compiled.numbered():
+    with executables.without_disk_cache():
         assert compiler._cache_read("jit_f", "key", None, None, None) == (None, None)
     assert compiler._cache_read is read
 
@@ -406,4 +397,4 @@ def test_a_compiled_executable_has_the_name_of_its_function():
     def a_step(x: Any) -> Any:
         return x
 
-    assert jitted.name_of(jax.jit(a_step).lower(X).compile()) == "a_step"
+    assert jit_calls.executable_name(jax.jit(a_step).lower(X).compile()) == "a_step"

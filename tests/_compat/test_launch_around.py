@@ -23,16 +23,16 @@ from taking import (
     close,
     in_thread,
     loss,
+    patched,
     run,
     same,
-    swapped,
     taken,
     twice,
 )
 
 from nnx_inspector._compat import configuration, jaxprs
-from nnx_inspector._compat.launching import jitted
-from nnx_inspector._compat.launching.launch import Taking
+from nnx_inspector._compat.launching import jit_calls
+from nnx_inspector._compat.launching.launch import LaunchInterception
 from nnx_inspector.resources import close_all, open_all
 
 
@@ -77,13 +77,16 @@ def test_two_threads_take_their_own_programs_at_the_same_time():
     for scale in (1.0, 2.0):
         ins = [x for name, x in found[scale] if name == "in"]
         assert ins == [scale * SUM] * 5
-    assert swapped() == BARE
+    assert patched() == BARE
 
 
 def test_two_takings_share_a_launch():
     first, second = Watch(lambda name: name == "in"), Watch(lambda name: name != "in", k=3)
     f = jax.jit(twice)
-    with configuration.hooks_key(object()), open_all(Taking(first), Taking(second)):
+    with (
+        configuration.hooks_key(object()),
+        open_all(LaunchInterception(first), LaunchInterception(second)),
+    ):
         same(f(X), 6 * X)
         close(second.sums(), ("out", 6 * SUM))
         close(first.sums(), ("in", SUM))
@@ -92,7 +95,7 @@ def test_two_takings_share_a_launch():
 def test_takings_open_and_close_in_any_order():
     f = jax.jit(twice)
     one, two = Watch(lambda name: name == "in"), Watch(lambda name: name == "out")
-    a, b = Taking(one), Taking(two)
+    a, b = LaunchInterception(one), LaunchInterception(two)
     with configuration.hooks_key(object()):
         a.open()
         b.open()
@@ -105,20 +108,20 @@ def test_takings_open_and_close_in_any_order():
     close(two.sums(), ("out", 2 * SUM), ("out", 2 * SUM))
     a.close()
     b.close()
-    assert swapped() == BARE
+    assert patched() == BARE
 
 
 def test_it_opens_and_closes_among_those_who_hear_jitted_calls():
     f, heard = jax.jit(twice), []
-    taking = Taking(watch := Watch())
+    taking = LaunchInterception(watch := Watch())
     with configuration.hooks_key(object()):
         taking.open()
-        undo = jitted.swap_jit_misses(lambda *_: heard.append(1))
+        undo = jit_calls.patch_jit_misses(lambda *_: heard.append(1))
         f(X)
         taking.close()
         f(X)
         undo()
-    assert swapped() == BARE
+    assert patched() == BARE
     assert heard
     assert len(watch.sums()) == 2
 
@@ -127,27 +130,30 @@ def test_an_interrupt_at_any_line_leaves_jax_as_it_was():
     f = jax.jit(twice)
 
     def steps() -> None:
-        with configuration.hooks_key(object()), open_all(Taking(Watch()), Taking(Watch())):
+        with (
+            configuration.hooks_key(object()),
+            open_all(LaunchInterception(Watch()), LaunchInterception(Watch())),
+        ):
             f(X)
 
     with Interrupt() as whole:
         steps()
-    assert swapped() == BARE
+    assert patched() == BARE
     assert whole.lines > 50
     for at in range(whole.lines):
         with contextlib.suppress(KeyboardInterrupt), Interrupt(at):
             steps()
-        assert swapped() == BARE, at
+        assert patched() == BARE, at
     close(run(f, X), ("in", SUM), ("out", 2 * SUM))
 
 
 def test_it_may_be_closed_before_it_was_opened_and_twice():
-    taking = Taking(Watch())
+    taking = LaunchInterception(Watch())
     taking.close()
     taking.open()
     close_all((taking,))
     taking.close()
-    assert swapped() == BARE
+    assert patched() == BARE
 
 
 # ------------------------------------------------------------------ and so on
@@ -255,10 +261,10 @@ def test_a_program_that_cannot_be_started_is_told_and_the_users_own_runs():
             if found is not None and program is not self.last:
                 self.last = program
                 bare, _ = jaxprs.open_jaxpr(found.edited.program)
-                broken = jaxprs.edited(
+                broken = jaxprs.edit_jaxpr(
                     found.edited.program,
                     equations=[],
-                    outputs=[jaxprs.variable(v.aval) for v in bare.outvars],
+                    outputs=[jaxprs.new_var(v.aval) for v in bare.outvars],
                 )
                 made = marked.Edited(broken, found.edited.knobs, found.edited.names)
                 self.edits[program] = made

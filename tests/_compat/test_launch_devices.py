@@ -36,14 +36,15 @@ from taking import (
 )
 
 
-def several() -> Any:
-    return jax.devices()[: 4 if jax.device_count() >= 4 else 1]
+def mesh_of(kind: Any = AxisType.Auto) -> Any:
+    """A mesh of four devices if there are so many, else of one."""
+    devices = jax.devices()[: 4 if jax.device_count() >= 4 else 1]
+    return jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_what_is_returned_in_addition_is_whole_on_every_device(kind: Any):
-    devices = several()
-    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
+    mesh = mesh_of(kind)
     where = NamedSharding(mesh, P("a"))
     with jax.set_mesh(mesh), taken(Watch()) as watch:
         x = jax.device_put(X, where)
@@ -52,14 +53,13 @@ def test_what_is_returned_in_addition_is_whole_on_every_device(kind: Any):
             assert not watch.errors
             for _, value in watch.seen:
                 assert value.sharding.is_fully_replicated
-                assert value.sharding.device_set == set(devices)
+                assert value.sharding.device_set == set(mesh.devices.flat)
             close(watch.sums(), *LOSS)
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_examples_on_several_devices(kind: Any):
-    devices = several()
-    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
+    mesh = mesh_of(kind)
     total = lambda x: jax.vmap(branches)(x).sum()  # noqa: E731
     with jax.set_mesh(mesh):
         x = jax.device_put(BATCH, NamedSharding(mesh, P("a")))
@@ -94,22 +94,20 @@ def programs_on_several(mesh: Any, where: Any) -> dict[str, Callable[[], Any]]:
 
 
 def test_wherever_a_program_gets_its_devices_from():
-    devices = several()
-    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = mesh_of()
     for name, f in programs_on_several(mesh, NamedSharding(mesh, P("a"))).items():
         with taken(Watch()) as watch:
             same(f(), 2 * X)
             assert not watch.errors
             for _, value in watch.seen:
-                assert value.sharding.device_set == set(devices), name
+                assert value.sharding.device_set == set(mesh.devices.flat), name
                 assert value.sharding.is_fully_replicated, name
             close(watch.sums(), ("in", SUM), ("out", 2 * SUM))
 
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_part_of_each_device_is_whole_on_every_device(kind: Any):
-    devices = several()
-    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
+    mesh = mesh_of(kind)
     f = jax.jit(lambda x: 2 * mark("raw", x))
     with jax.set_mesh(mesh), taken(Watch()) as watch:
         out = f(jax.device_put(X, NamedSharding(mesh, P("a"))))
@@ -123,8 +121,7 @@ def test_a_part_of_each_device_is_whole_on_every_device(kind: Any):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize("is_checked", [False, True])
 def test_shard_map(kind: Any, is_checked: bool):
-    devices = several()
-    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(kind,), devices=devices)
+    mesh = mesh_of(kind)
     how = {"mesh": mesh, "in_specs": P("a"), "out_specs": P("a"), "check_vma": is_checked}
     f = jax.shard_map(twice, **how)
     with jax.set_mesh(mesh):
@@ -137,8 +134,7 @@ def test_shard_map(kind: Any, is_checked: bool):
 
 
 def test_a_shard_map_outside_every_jit():
-    devices = several()
-    mesh = jax.make_mesh((len(devices),), ("a",), axis_types=(AxisType.Auto,), devices=devices)
+    mesh = mesh_of()
     f = jax.shard_map(twice, mesh=mesh, in_specs=P("a"), out_specs=P("a"))
     close(run(f, jax.device_put(X, NamedSharding(mesh, P("a")))), ("in", SUM), ("out", 2 * SUM))
 

@@ -14,10 +14,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from nnx_inspector._compat import native
-from nnx_inspector._compat.native import has_functions, serves_here
+from nnx_inspector._compat.native import can_call_everywhere, has_functions
 from nnx_inspector.perturbations.places import SCALE, apply_row
-from nnx_inspector.program.editing.functions import UNIT, movement
-from nnx_inspector.program.editing.packed import Small, joined, taken_apart
+from nnx_inspector.program.editing.functions import UNIT, update_squares
+from nnx_inspector.program.editing.packed import PackedArray, pack, unpack
 from nnx_inspector.stats.measure_gauges import gauge, sampled
 from nnx_inspector.stats.summarize import summarize
 
@@ -26,7 +26,7 @@ def test_xla_takes_the_library_of_this_machine() -> None:
     """Fails where a new jaxlib has another interface, or where the library was not built."""
     assert native.library_path().is_file()
     assert has_functions()
-    assert serves_here() == (jax.device_count() == 1)
+    assert can_call_everywhere() == (jax.device_count() == 1)
 
 
 def test_a_program_for_one_of_several_devices_calls_the_functions(
@@ -47,7 +47,7 @@ def test_without_a_library_the_programs_are_jax(
 ) -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 700)).astype(np.float32))
     expected = summarize(x)
-    _, (words,) = joined(expected)
+    _, (words,) = pack(expected)
     if content is not None:
         (tmp_path / "library").write_bytes(content)
     monkeypatch.setattr(native, "library_path", lambda: tmp_path / "library")
@@ -61,7 +61,7 @@ def test_without_a_library_the_programs_are_jax(
         np.testing.assert_array_equal(found.points[:2], expected.points[:2])
         np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-5)
         np.testing.assert_allclose(found.std, expected.std, rtol=1e-6)
-        np.testing.assert_array_equal(joined(expected)[1][0], words)
+        np.testing.assert_array_equal(pack(expected)[1][0], words)
     finally:
         has_functions.cache_clear()
         jax.clear_caches()
@@ -81,15 +81,15 @@ def test_a_library_without_one_of_the_functions_is_not_used(
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.complex64, jnp.int8, jnp.bool_])
 def test_what_is_computed_once_is_the_value_itself(dtype: Any) -> None:
     x = jnp.asarray([[0.0, -0.0, 1.5], [2.0, 3.0, jnp.nan]]).astype(dtype)
-    same = jax.jit(lambda x: (native.computed_once(x), x))  # XLA must not write over the argument
-    for one in (*same(x), jax.jit(jax.vmap(native.computed_once))(x), native.computed_once(x)):
+    same = jax.jit(lambda x: (native.fusion_barrier(x), x))  # XLA must not write over the argument
+    for one in (*same(x), jax.jit(jax.vmap(native.fusion_barrier))(x), native.fusion_barrier(x)):
         assert one.dtype == x.dtype
         assert np.asarray(one).tobytes() == np.asarray(x).tobytes()
 
 
 def test_what_is_computed_once_is_differentiated_as_the_identity() -> None:
     def f(x: jax.Array) -> jax.Array:
-        return (native.computed_once(x**3) ** 2).sum()  # x**6
+        return (native.fusion_barrier(x**3) ** 2).sum()  # x**6
 
     x = jnp.array([0.5, 2.0])
     np.testing.assert_allclose(jax.jit(jax.grad(f))(x), 6 * x**5, rtol=1e-6)
@@ -97,12 +97,12 @@ def test_what_is_computed_once_is_differentiated_as_the_identity() -> None:
     np.testing.assert_allclose(jax.jit(jax.jacfwd(f))(x), 6 * x**5, rtol=1e-6)
 
 
-@pytest.mark.skipif(not serves_here(), reason="the functions in C are for one CPU")
+@pytest.mark.skipif(not can_call_everywhere(), reason="the functions in C are for one CPU")
 def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
     def step(x: jax.Array, rows: jax.Array) -> list[jax.Array]:
         x = jnp.tanh(x)
         mean = gauge(x)
-        return [apply_row(native.computed_once(x, after=[mean]), rows, 0), mean]
+        return [apply_row(native.fusion_barrier(x, mean), rows, 0), mean]
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32))
     program = jax.jit(step).lower(x, jnp.array([[SCALE, 2.0]])).compile()
@@ -123,17 +123,17 @@ def test_it_joins_rows_as_jax_does_bit_for_bit(wide: bool, monkeypatch: pytest.M
         several = x, jnp.arange(6, dtype=np.int64 if wide else np.int32).reshape(2, 3)
 
         def words(*xs: jax.Array) -> jax.Array:
-            return joined([Small(x) for x in xs])[1][0]
+            return pack([PackedArray(x) for x in xs])[1][0]
 
         in_c = jax.vmap(jax.vmap(words))(*several)
         each = [[words(*(x[i, j] for x in several)) for j in range(3)] for i in range(2)]
         np.testing.assert_array_equal(in_c, each)
-        monkeypatch.setattr(native, "serves", lambda _: False)
+        monkeypatch.setattr(native, "can_call_on", lambda _: False)
         program = jax.jit(lambda *xs: jax.vmap(jax.vmap(words))(*xs)).lower(*several)
         assert "nnx_inspector_join" not in program.as_text()
         np.testing.assert_array_equal(program.compile()(*several), in_c)
-        layout, _ = joined([Small(x[0, 0]) for x in several])
-        for one, other in zip(taken_apart(layout, [np.asarray(in_c)]), several, strict=True):
+        layout, _ = pack([PackedArray(x[0, 0]) for x in several])
+        for one, other in zip(unpack(layout, [np.asarray(in_c)]), several, strict=True):
             assert one.dtype == other.dtype
             assert one.tobytes() == np.asarray(other).tobytes()
 
@@ -156,14 +156,14 @@ def test_how_far_a_parameter_is_moved_is_what_numpy_finds(
     with jax.enable_x64(dtype == "float64"):
         before = jnp.asarray(drawn(1.0), dtype)
         after = jnp.asarray(np.asarray(before) + drawn(1e-2), dtype)
-        found = jax.jit(functools.partial(movement, rows))(before, after)
+        found = jax.jit(functools.partial(update_squares, rows))(before, after)
         wide = np.complex128 if dtype == "complex64" else np.float64
         a, b = np.asarray(before).astype(wide), np.asarray(after).astype(wide)
         over = tuple(range(rows, a.ndim))
         squares = [(np.abs(x) ** 2).sum(over) for x in ((b - a) / UNIT, a)]
         np.testing.assert_allclose(found[..., :2], np.stack(squares, axis=-1), rtol=1e-6)
-        monkeypatch.setattr(native, "serves", lambda _: False)
-        program = jax.jit(functools.partial(movement, rows)).lower(before, after)
+        monkeypatch.setattr(native, "can_call_on", lambda _: False)
+        program = jax.jit(functools.partial(update_squares, rows)).lower(before, after)
         assert "nnx_inspector_update" not in program.as_text()
         np.testing.assert_allclose(program.compile()(before, after), found, rtol=3e-6)
 
@@ -172,7 +172,7 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32))
 
     def measured(x: jax.Array) -> list[jax.Array]:
-        x = apply_row(native.computed_once(x), jnp.array([[SCALE, 2.0]]), 0)
+        x = apply_row(native.fusion_barrier(x), jnp.array([[SCALE, 2.0]]), 0)
         return [x, summarize(x).bins, gauge(x)]
 
     exported = jax.export.export(jax.jit(measured))(x)
@@ -188,7 +188,7 @@ def test_the_shapes_and_dtypes_of_results_are_those_of_the_program(wide: bool):
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
             (jax.vmap(gauge), (x,)),
             (jax.vmap(sampled), (x,)),
-            (lambda x: joined((Small(x), Small(x[0, 0]), Small(jnp.zeros((0,)))))[1], (x,)),
+            (lambda x: pack(list(map(PackedArray, (x, x[0, 0], jnp.zeros((0,))))))[1], (x,)),
         ]  # fmt: skip
         for call, args in calls:
             jax.export.export(jax.jit(call), platforms=["cpu", "cuda"])(*args)  # fails if not

@@ -1,4 +1,4 @@
-"""`redirect`: calls by every reference go to the target, until undone."""
+"""`redirect`: calls by every reference go to the target, until it is undone."""
 
 from __future__ import annotations
 

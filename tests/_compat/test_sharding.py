@@ -45,7 +45,6 @@ def test_counts_of_many_rows_stop_at_the_largest():
     one = summarize(jnp.zeros(4))
     large = jax.tree.map(lambda f: jnp.stack([f] * 5), one)
     bins = jnp.where(large.bins > 0, jnp.uint32(2**30), large.bins)
-    large = jax.tree.map(lambda f: f, large)
     four = type(large)(bins=bins[:3], points=large.points[:3], sums=large.sums[:3])
     assert merge_rows(four).size == 3 * 2**30
     all_five = type(large)(bins=bins, points=large.points, sums=large.sums)
@@ -54,11 +53,11 @@ def test_counts_of_many_rows_stop_at_the_largest():
 
 def test_axes_are_made_even_by_less_than_an_eighth(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 8)
-    even = lambda *shape: sharding.with_even_axes(jnp.zeros(shape), jnp.float32(7)).shape  # noqa: E731
+    even = lambda *shape: sharding.pad_axes_evenly(jnp.zeros(shape), jnp.float32(7)).shape  # noqa: E731
     assert even(127, 64, 65, 3) == (128, 64, 72, 3)
     assert even(16, 64) == (16, 64)
     x = jnp.zeros((16, 64))
-    assert sharding.with_even_axes(x, jnp.float32(7)) is x
+    assert sharding.pad_axes_evenly(x, jnp.float32(7)) is x
 
 
 def test_what_makes_axes_even_is_not_counted(monkeypatch):
@@ -72,8 +71,8 @@ def test_what_makes_axes_even_is_not_counted(monkeypatch):
 
 def test_without_a_mesh_nothing_is_moved():
     x = {"a": jnp.ones(2), "b": None}
-    assert sharding.on_this_mesh(x) is x
-    assert sharding.placed([x["a"]], [None]) == [x["a"]]
+    assert sharding.to_current_mesh(x) is x
+    assert sharding.constrain_shardings([x["a"]], [None]) == [x["a"]]
 
 
 def test_with_explicit_axes_a_row_lies_on_each_device():

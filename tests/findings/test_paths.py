@@ -17,7 +17,7 @@ from nnx_inspector.findings.facts import facts_of_stage
 from nnx_inspector.findings.paths import Paths
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.program.analysis.trace import staged_for_trace
-from nnx_inspector.program.function import as_function
+from nnx_inspector.program.function import module_function
 from nnx_inspector.recordings.facts import Role
 
 X = jnp.linspace(-1.0, 1.0, 24).reshape(6, 4)
@@ -25,7 +25,7 @@ X = jnp.linspace(-1.0, 1.0, 24).reshape(6, 4)
 
 def paths_of(model: Any, *args: Any, only: Any = None, stacks: Any = ()) -> Paths:
     how: Any = dict(selection=Selection(only), roots={(): model})
-    with staged_for_trace(as_function(model, "trace"), args or (X,), {}, **how) as stage:
+    with staged_for_trace(module_function(model, "trace"), args or (X,), {}, **how) as stage:
         return Paths(facts_of_stage(stage).flows, stacks)
 
 

@@ -18,10 +18,10 @@ from typing import Any
 
 import jax
 import numpy as np
+from compilations import Compilations
 from construct_cases import BEFORE, CONSTRUCTS, INSIDE, Construct, X, squares
 from flax import nnx
 
-from nnx_inspector._compat import jit
 from nnx_inspector.errors import InspectorWarning
 from nnx_inspector.hooks.intercept import intercept_methods
 from nnx_inspector.live.session import Session
@@ -143,9 +143,9 @@ class Subject:
         result = primary(self.plain)
         if not isinstance(result, jax.ShapeDtypeStruct) and not close(result, self.expected.result):
             raise WrongError(f"{self.construct.name} is not what is written out for it")
-        with traces() as counted:
+        with Compilations() as counted:
             self.made(self.model, X)
-        self.steady = counted[0]
+        self.steady = len(counted.kinds)
         self.before = snapshot(self.model)
 
     @property
@@ -161,21 +161,6 @@ class Subject:
 def primary(out: Any) -> Any:
     """The network's own result in the value that a construct returns."""
     return out[0] if isinstance(out, tuple) else out
-
-
-@contextlib.contextmanager
-def traces() -> Iterator[list[int]]:
-    """Counts traces and compilations."""
-    counted = [0]
-
-    def listen(kind: str, *_: object) -> None:
-        counted[0] += 1
-
-    undo = jit.compilation_events(listen)
-    try:
-        yield counted
-    finally:
-        undo()
 
 
 def snapshot(model: Any) -> Any:
@@ -413,10 +398,10 @@ def passive(subject: Subject) -> str:
 
 def gone(subject: Subject) -> str:
     for _ in range(2):
-        with traces() as counted:
+        with Compilations() as counted:
             out = subject.made(subject.model, X)
-    if counted[0] > subject.steady:
-        raise WrongError(f"{counted[0]} traces and compilations, {subject.steady} before")
+    if len(counted.kinds) > subject.steady:
+        raise WrongError(f"{counted.kinds}, and {subject.steady} traces and compilations before")
     same_result(subject, out)
     values = [np.asarray(a).tobytes() for a in (primary(out), primary(subject.plain))]
     if subject.moment == BEFORE and values[0] != values[1]:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from collectives import collectives
-from compiled import Texts
+from compilations import ProgramTexts
 from flax import nnx
 from inside import inside
 from jax.sharding import PartitionSpec as P
@@ -401,7 +401,7 @@ def exchanged(mesh: Any) -> dict[str, Any]:
     for watched in (False, True):
         net, optimizer, x = made(mesh, "data", Net)
         step, region = whole(), contextlib.nullcontext()
-        with tempfile.TemporaryDirectory() as folder, Texts() as texts:
+        with tempfile.TemporaryDirectory() as folder, ProgramTexts() as texts:
             path = pathlib.Path(folder) / "run.nni"
             if watched:
                 region = nni.watch(net, every=3, save=path, control=True)

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from marked import Watch, knob, mark
 
 from nnx_inspector._compat import configuration
-from nnx_inspector._compat.launching.launch import Taking
+from nnx_inspector._compat.launching.launch import LaunchInterception
 from nnx_inspector.resources import open_all
 
 VALUES = np.arange(8, dtype=np.float32)
@@ -33,7 +33,7 @@ def main() -> None:
     def mapped(x: Any) -> Any:
         return mark("part", x) * knob("k")
 
-    with configuration.hooks_key(object()), open_all(Taking(watch := Watch(k=3))):
+    with configuration.hooks_key(object()), open_all(LaunchInterception(watch := Watch(k=3))):
         for f in (jax.jit(jax.grad(loss)), jax.grad(jax.jit(loss)), jax.jit(mapped)):
             out = f(x)
         assert not watch.errors

@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from nnx_inspector._compat import eqn_params, jaxprs
-from nnx_inspector._compat.launching.batched import ends_together
+from nnx_inspector._compat.launching.presence import with_one_condition
 
 MARK, LINK, KNOB = Primitive("test_mark"), Primitive("test_link"), Primitive("test_knob")
 eager: list[tuple[str, float]] = []
@@ -84,7 +84,7 @@ ad.primitive_transposes[LINK] = _transpose
 KNOB.def_impl(lambda *, name: jnp.float32(1))
 KNOB.def_abstract_eval(lambda *, name: ShapedArray((), np.dtype("float32")))
 mlir.register_lowering(KNOB, mlir.lower_fun(lambda *, name: jnp.float32(1), multiple_results=False))
-ad.primitive_jvps[KNOB] = lambda xs, ts, **how: ((y := KNOB.bind(**how)), jaxprs.no_tangent(y))
+ad.primitive_jvps[KNOB] = lambda xs, ts, **how: ((y := KNOB.bind(**how)), jaxprs.zero_tangent(y))
 batching.primitive_batchers[KNOB] = lambda xs, dims, **how: (KNOB.bind(**how), None)
 
 
@@ -145,7 +145,9 @@ def _type(dtype: Any) -> Any:
 
 def _inserted(f: Callable[..., Any], atoms: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Equations that compute `f` of some atoms, and what they return."""
-    closed = jax.make_jaxpr(lambda *xs: list(f(*xs)))(*[jaxprs.typed(a.aval) for a in atoms])
+    closed = jax.make_jaxpr(lambda *xs: list(f(*xs)))(
+        *[jaxprs.aval_argument(a.aval) for a in atoms]
+    )
     bare, consts = jaxprs.open_jaxpr(closed)
     assert not consts
     names = dict(zip(bare.invars, atoms, strict=True))
@@ -187,7 +189,7 @@ def _edited(jaxpr: Any, how: _How) -> _Body:
         else:
             equations.append(e.replace(invars=operands))
     outputs = [x if jaxprs.is_literal(x) else instead.get(x, x) for x in bare.outvars]
-    new.jaxpr = jaxprs.edited(
+    new.jaxpr = jaxprs.edit_jaxpr(
         jaxpr,
         inputs=[*new.knobs.values()],
         equations=equations,
@@ -197,7 +199,7 @@ def _edited(jaxpr: Any, how: _How) -> _Body:
 
 
 def _knob(new: _Body, name: str, aval: Any) -> Any:
-    return new.knobs.setdefault(name, jaxprs.variable(aval))
+    return new.knobs.setdefault(name, jaxprs.new_var(aval))
 
 
 def _at_mark(new: _Body, e: Any, operands: Any, instead: Any, how: _How) -> list[Any]:
@@ -228,16 +230,16 @@ def _at_mark(new: _Body, e: Any, operands: Any, instead: Any, how: _How) -> list
 def _inside(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     name, p = e.primitive.name, e.params
     if how.present is not None:
-        how = dataclasses.replace(how, present=jaxprs.variable(how.present.aval))
+        how = dataclasses.replace(how, present=jaxprs.new_var(how.present.aval))
     if name in jaxprs.JITS:
-        wider = lambda b, i, o: eqn_params.with_inputs(p, b, i, outputs=o)  # noqa: E731
+        wider = lambda b, i, o: eqn_params.jit_with(p, b, i, outputs=o)  # noqa: E731
         return _with(new, e, operands, _edited(p["jaxpr"], how), wider)
     if name in jaxprs.REMAT:
         how = dataclasses.replace(how, again=how.again or eqn_params.is_recomputation(e))
         wider = lambda b, i, o: eqn_params.remat_with(p, b, inputs=i)  # noqa: E731
         return _with(new, e, operands, _edited(p["jaxpr"], how), wider)
     if name == "scan":
-        stacked = lambda v: jaxprs.stacked(v.aval, p["length"])  # noqa: E731
+        stacked = lambda v: jaxprs.stacked_aval(v.aval, p["length"])  # noqa: E731
         wider = lambda b, i, o: eqn_params.scan_with(p, b, consts=i, outputs=o)  # noqa: E731
         return _with(new, e, operands, _edited(p["jaxpr"], how), wider, stacked)
     if name == "cond":
@@ -266,7 +268,7 @@ def _with(
     params: Callable[[Any, int, int], Any],
     aval: Callable[[Any], Any] = lambda v: v.aval,
 ) -> list[Any]:
-    sums = [jaxprs.variable(aval(v)) for v in body.sums]
+    sums = [jaxprs.new_var(aval(v)) for v in body.sums]
     new.names += body.names
     new.sums += sums
     return [
@@ -285,7 +287,7 @@ def _cond(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     branches, start = [], 0
     for body in bodies:
         bare, _ = jaxprs.open_jaxpr(body.jaxpr)
-        inputs = [body.knobs.get(name) or jaxprs.variable(aval) for name, aval in known.items()]
+        inputs = [body.knobs.get(name) or jaxprs.new_var(aval) for name, aval in known.items()]
         own = bare.outvars[: len(bare.outvars) - len(body.sums)]
         with jaxprs.context_of(e):
             zeros, sums = _inserted(lambda: [jnp.zeros(()) for _ in names], [])
@@ -297,7 +299,7 @@ def _cond(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
             outvars=[*own, *sums],
         )
         branches.append(changed if bare is body.jaxpr else body.jaxpr.replace(jaxpr=changed))
-    sums = [jaxprs.variable(_type(np.float32)) for _ in names]
+    sums = [jaxprs.new_var(_type(np.float32)) for _ in names]
     new.names += names
     new.sums += sums
     given = [_knob(new, name, aval) for name, aval in known.items()]
@@ -313,7 +315,7 @@ def _cond(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
 def _while(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     body = _edited(e.params["body_jaxpr"], how)
     bare, _ = jaxprs.open_jaxpr(body.jaxpr)
-    before = [jaxprs.variable(v.aval) for v in body.sums]
+    before = [jaxprs.new_var(v.aval) for v in body.sums]
     with jaxprs.context_of(e):
         adding, totals = [], []
         for a, b in zip(before, body.sums, strict=True):
@@ -328,12 +330,12 @@ def _while(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
     changed = changed if bare is body.jaxpr else body.jaxpr.replace(jaxpr=changed)
     params = eqn_params.while_with(e.params, changed, consts=len(body.knobs), carry=len(before))
     tests = e.params["cond_nconsts"]
-    sums = [jaxprs.variable(v.aval) for v in body.sums]
+    sums = [jaxprs.new_var(v.aval) for v in body.sums]
     new.names += body.names
     new.sums += sums
     invars = [*operands[:tests], *_given(new, body), *operands[tests:], *start]
     with jaxprs.context_of(e):
-        params, invars = ends_together(params, invars, more=len(before))
+        params, invars = with_one_condition(params, invars, more=len(before))
     return [*zeros, e.replace(invars=invars, outvars=[*e.outvars, *sums], params=params)]
 
 
@@ -345,7 +347,7 @@ def _shard_map(new: _Body, e: Any, operands: list[Any], how: _How) -> list[Any]:
         params, after = eqn_params.shard_map_with(
             e.params, body.jaxpr, inputs=len(body.knobs), outputs=len(body.sums), axes=axes
         )
-        rows = [*map(jaxprs.variable, after)]
+        rows = [*map(jaxprs.new_var, after)]
         adding, sums = _inserted(lambda *xs: [x.sum() for x in xs], rows)
     given = [_knob(new, n, jax.typeof(np.float32(0))) for n in body.knobs]
     new.names += body.names

@@ -13,13 +13,13 @@ import numpy as np
 from nnx_inspector._compat import jit
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook
 from nnx_inspector.hooks.sites import Selection
-from nnx_inspector.program.function import as_function
+from nnx_inspector.program.function import module_function
+from nnx_inspector.program.instrument import instrument
 from nnx_inspector.program.marks import OUTPUT, mark_tree
-from nnx_inspector.program.members import within
-from nnx_inspector.program.plan import Plan, Seen
-from nnx_inspector.program.rewrite import rewritten
-from nnx_inspector.program.stage import staged
-from nnx_inspector.program.survey import Marked, survey
+from nnx_inspector.program.members import member_scope
+from nnx_inspector.program.plan import Observation, Plan
+from nnx_inspector.program.stage import stage_call
+from nnx_inspector.program.survey import Mark, survey
 from nnx_inspector.stats.summary import Summary
 
 _bound: list[tuple[Any, Any]] = []
@@ -33,7 +33,7 @@ class MarkCalls:
 
     def __call__(self, next_fun: Any, args: Any, kwargs: Any, context: Context) -> Any:
         before = len(_bound)
-        with within(context.module):
+        with member_scope(context.module):
             out = next_fun(*args, **kwargs)
             state, inside = jit.trace_state(), _bound[before:]
             ties = [x for of, x in inside if of == state and jit.is_tracer(x)]
@@ -52,7 +52,7 @@ class Read:
         outputs: the results of the program that measures, and of the user's own.
     """
 
-    seen: dict[tuple[str, str], list[tuple[Marked, Seen]]]
+    seen: dict[tuple[str, str], list[tuple[Mark, Observation]]]
     unseen: dict[str, str]
     outputs: tuple[list[Any], list[Any]]
 
@@ -74,14 +74,14 @@ def read_step(step: Callable[..., Any], *args: Any, most_rows: int = 0) -> Read:
     def hooks(scope: Any, owner: Any) -> list[Hook]:
         return [Hook(MarkCalls(owner), TAP_OUTPUT, Selection(None), scope)]
 
-    with staged(as_function(step, "step"), args, {}, hooks) as stage:
+    with stage_call(module_function(step, "step"), args, {}, hooks) as stage:
         before = stage.survey
         program = types.SimpleNamespace(jaxpr=before.jaxpr, consts=before.consts)
         found = survey(program, stage.owner, finished=True)
-        edited = rewritten(found, Plan(), most_rows=most_rows)
+        edited = instrument(found, Plan(), most_rows=most_rows)
         out, seen = jax.jit(edited.run)(list(stage.inputs))
-        own = jax.jit(rewritten(found, Plan(summarise=False)).run)(list(stage.inputs))[0]
-        by: dict[tuple[str, str], list[tuple[Marked, Seen]]] = {}
+        own = jax.jit(instrument(found, Plan(summarise=False)).run)(list(stage.inputs))[0]
+        by: dict[tuple[str, str], list[tuple[Mark, Observation]]] = {}
         for mark, _, one in found.walk(seen):
             if one is not None:
                 by.setdefault((mark.site, mark.part), []).append((mark, one))

@@ -16,8 +16,9 @@ from jax._src.lax.control_flow import conditionals, loops
 from leftovers import patched_in_jax
 from marked import Watch, knob, mark
 
-from nnx_inspector._compat import configuration, jit
-from nnx_inspector._compat.launching.launch import Taking
+from nnx_inspector._compat import configuration
+from nnx_inspector._compat.launching import jit_calls
+from nnx_inspector._compat.launching.launch import LaunchInterception
 from nnx_inspector.resources import open_all
 
 X = jnp.arange(1.0, 5.0)
@@ -27,11 +28,11 @@ SUM = 10.0
 @contextlib.contextmanager
 def taken(watch: Watch) -> Iterator[Watch]:
     """As a session does: under a key of its own in jit's caches."""
-    with configuration.hooks_key(object()), open_all(Taking(watch)):
+    with configuration.hooks_key(object()), open_all(LaunchInterception(watch)):
         yield watch
 
 
-def swapped() -> list[Any]:
+def patched() -> list[Any]:
     """What the package may replace in jax."""
     rules = batching.fancy_primitive_batchers
     return [
@@ -45,7 +46,7 @@ def swapped() -> list[Any]:
     ]
 
 
-BARE = swapped()
+BARE = patched()
 
 
 def same(a: Any, b: Any) -> None:
@@ -63,7 +64,7 @@ def run(f: Callable[..., Any], *args: Any, **kwargs: Any) -> list[tuple[str, Any
         assert not watch.errors
     for result in results:
         same(result, f(*args, **kwargs))
-    assert swapped() == BARE
+    assert patched() == BARE
     close(seen[1], *seen[0])
     return seen[0]
 
@@ -92,13 +93,13 @@ LOSS = [
 
 
 @contextlib.contextmanager
-def compiling() -> Iterator[list[str]]:
-    found: list[str] = []
-    undo = jit.compilation_events(lambda kind, *_: found.append(kind))
-    try:
-        yield found
-    finally:
-        undo()
+def no_misses() -> Iterator[None]:
+    """Within it, jax runs jitted functions in its fast path alone."""
+    misses: list[Any] = []
+    undo = jit_calls.patch_jit_misses(lambda program, *_: misses.append(program))
+    yield
+    undo()
+    assert not misses
 
 
 def in_thread(work: Callable[[], Any]) -> Any:

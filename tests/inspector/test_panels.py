@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import Shared, Stacked, TreeOutput
@@ -215,7 +215,7 @@ def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing
     handle = insp.perturb("up", nni.Mask.without([0], units=7))
     assert insp.units("up").dead.tolist() == [True, False, True, *[False] * 4]  # 2 is off
     inside(insp).arming.wait()  # the perturbed program, compiled for the next run
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         handle.perturbation = nni.Mask.without([1, 3], units=7)
         assert insp.units("up").dead.tolist() == [False, True, True, True, False, False, False]
         handle.enabled = False

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from language_models import VOCABULARY, language
 
@@ -97,7 +97,7 @@ def test_a_batch_may_come_in_the_memory_of_the_one_before():
 def test_batches_together_are_one_program_which_is_kept():
     insp = Inspector(Model(), X[:6], display=False)
     insp.examples(batches(X, 1), "same", k=5)
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         insp.examples(batches(X, 1), "same", k=5)
     assert not compiled.kinds
     insp.close()
@@ -115,7 +115,7 @@ class Own(nnx.Module):
 
 def test_a_second_call_with_an_equal_model_compiles_nothing_and_sees_its_weights():
     def compiles(model: Own, x: np.ndarray, **how: Any) -> bool:
-        with Compiled() as compiled:
+        with Compilations() as compiled:
             found = nni.top_examples(model, batches(x), "same", k=3, **how)
         if not how:
             check(found, x[..., :1] * np.asarray(model.w[...]), 3)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import TwoLayers
@@ -82,7 +82,7 @@ class Loop:
             if i == until:
                 session.wait()
             self.texts.append(self.waiting)
-            with Compiled() as compiled:
+            with Compilations() as compiled:
                 losses.append(float(self.step()))
             self.compiled.append([t for t in compiled.threads if t == "MainThread"])
         return losses
@@ -194,7 +194,7 @@ def test_a_loop_that_is_left_while_it_compiles_leaves_nothing():
 
 
 def test_a_loop_goes_on_bare_when_its_inspector_is_closed_meanwhile():
-    one, compiled = Loop(), Compiled()
+    one, compiled = Loop(), Compilations()
     for i in one.insp.watch(range(40), every=2):
         session = inside(one.insp).session
         if i == 0:

@@ -235,7 +235,7 @@ def test_a_program_that_cannot_be_read_is_no_model_that_is_not_called(insp, mode
     def planted(*_):
         raise ValueError("planted")
 
-    monkeypatch.setattr("nnx_inspector.program.rewrite.see_moves", planted)
+    monkeypatch.setattr("nnx_inspector.program.instrument.measure_updates", planted)
     step = nnx.jit(lambda model, x: nnx.value_and_grad(loss_fn)(model, x)[0] + 0)  # traced anew
     losses = []
     text = " ".join(loop(insp, lambda _: losses.append(float(step(model, X)))))

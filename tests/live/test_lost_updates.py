@@ -24,7 +24,7 @@ from parameter_oracle import Flat, flat
 
 import nnx_inspector as nni
 from nnx_inspector._compat import native
-from nnx_inspector.program.editing.functions import movement
+from nnx_inspector.program.editing.functions import update_squares
 from nnx_inspector.recordings.passes import Pass
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
@@ -296,21 +296,22 @@ def test_both_forms_of_the_function_count_alike(
         wanted = [(meant != 0).sum(axes), ((meant != 0) & (old == new)).sum(axes)]
         for c in (True, False):
             if not c:
-                monkeypatch.setattr(native, "serves", lambda _: False)
-            program = jax.jit(functools.partial(movement, rows)).lower(before, after, added)
+                monkeypatch.setattr(native, "can_call_on", lambda _: False)
+            program = jax.jit(functools.partial(update_squares, rows)).lower(before, after, added)
             assert ("nnx_inspector_update" in program.as_text()) == c
             found = program.compile()(before, after, added)
             np.testing.assert_array_equal(found[..., 2:], np.stack(wanted, axis=-1))
             np.testing.assert_array_equal(
-                np.isnan(jax.jit(functools.partial(movement, rows))(before, after)[..., 2:]), True
+                np.isnan(jax.jit(functools.partial(update_squares, rows))(before, after)[..., 2:]),
+                True,
             )
 
 
 @pytest.mark.parametrize("in_c", [True, False])
 def test_what_is_not_finite_is_not_lost(in_c: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not in_c:
-        monkeypatch.setattr(native, "serves", lambda _: False)
+        monkeypatch.setattr(native, "can_call_on", lambda _: False)
     before = jnp.array([1, 1, 1, 1, np.inf, np.nan], BF16)
     added = jnp.array([np.nan, 1e-9, 0, 1, 1, 1], BF16)
-    found = jax.jit(functools.partial(movement, 0))(before, before + added, added)
+    found = jax.jit(functools.partial(update_squares, 0))(before, before + added, added)
     assert found[2:].tolist() == [5, 1]

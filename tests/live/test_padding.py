@@ -17,7 +17,7 @@ from flax import nnx
 from inside import inside, shown_of
 
 import nnx_inspector as nni
-from nnx_inspector.program.editing.counting import where_of
+from nnx_inspector.program.editing.position_masks import where_of
 from nnx_inspector.screen.export.snapshot import snapshot
 
 B, L, D, V = 4, 6, 8, 11

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 from leftovers import nothing_left
@@ -52,7 +52,7 @@ def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
     step, losses, states = make_step(), [], []
     clean = float(loss_fn(model, X))
     shifted = float(nni.perturbed(loss_fn)({"a": nni.Shift(2.0)}, model, X))
-    handle, compiled = None, Compiled()
+    handle, compiled = None, Compilations()
     with compiled:
         for i, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=2)):
             losses.append(float(step(model, optimizer, X)))

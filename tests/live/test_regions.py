@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import TwoLayers
@@ -257,7 +257,7 @@ def test_a_switch_acts_from_the_next_pass_and_whole_passes_only(insp):
     handle = insp.perturb("b", nni.Zero())
     handle.enabled = False
     assert insp.effect is None  # it waits for the perturbation's program
-    zero, compiled = [], Compiled()
+    zero, compiled = [], Compilations()
     with compiled, insp.watch(every=1):
         for i in range(8):
             handle.enabled = i % 3 == 1
@@ -279,7 +279,7 @@ def test_flips_from_another_thread_during_500_donated_steps_act_on_whole_passes(
         return state, nnx.merge(graphdef, state)(x)
 
     donated = jax.jit(donated_step, donate_argnums=0)
-    handle, stop, compiled = insp.perturb("a", nni.Scale(3.0)), threading.Event(), Compiled()
+    handle, stop, compiled = insp.perturb("a", nni.Scale(3.0)), threading.Event(), Compilations()
     clean, scaled = (np.asarray(v) for v in _both(model))
 
     def flip():
@@ -440,7 +440,7 @@ def test_a_second_recording_of_a_model_runs_the_programs_of_the_first():
     model, optimizer = made()
     with nni.watch(model, every=1) as first:
         step(model, optimizer, X)
-    with Compiled() as compiled, nni.watch(model, every=1) as second:
+    with Compilations() as compiled, nni.watch(model, every=1) as second:
         step(model, optimizer, X)
     assert compiled.kinds == []
     assert first.passes[0].summary("").norm != second.passes[0].summary("").norm
@@ -500,7 +500,7 @@ def test_a_later_region_warns_again_of_what_cannot_be_seen_and_compiles_nothing(
         with (
             pytest.warns(nni.InspectorWarning, match="^'inner': it is called inside a custom_jvp"),
             nni.watch(model, every=1, gradients=False),
-            Compiled() as compiled,
+            Compilations() as compiled,
         ):
             forward(model, X)
     assert not compiled.kinds
@@ -536,7 +536,7 @@ def test_each_region_tells_of_a_twin_that_is_called_beside_the_model(apart):
         assert len(recording.passes) == 1
         assert len(told) == 2 * calls_twin  # one for each type of its modules
         assert all("could not be attributed" in str(one.message) for one in told)
-    with Compiled() as compiled, nni.watch(model, every=1):
+    with Compilations() as compiled, nni.watch(model, every=1):
         alone(model, X)
     assert not compiled.kinds
 

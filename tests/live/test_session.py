@@ -310,7 +310,7 @@ def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_
     in_c, monkeypatch
 ):
     if not in_c:
-        monkeypatch.setattr(native, "serves", lambda _: False)
+        monkeypatch.setattr(native, "can_call_on", lambda _: False)
 
     def watched():
         model = TwoLayers(nnx.Rngs(0))

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 import pytest
 from collectives import collectives, elements
-from compiled import Texts
+from compilations import ProgramTexts
 from devices import on_four_devices
 from flax import nnx
 from inside import inside
@@ -110,9 +110,9 @@ def test_an_unmeasured_step_exchanges_what_it_does_bare_and_a_measured_one_a_lit
     whether the examples differ.
     """
     mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
-    with Texts() as unwatched:
+    with ProgramTexts() as unwatched:
         trained(mesh, "data", "bare")
-    with Texts() as watched:
+    with ProgramTexts() as watched:
         trained(mesh, "data", "seldom")
     (bare,) = map(collectives, unwatched.of["step"])
     more = [collectives(text) - bare for text in watched.of["step"]]
@@ -130,7 +130,7 @@ def test_on_four_devices():
     tests = pathlib.Path(__file__).parents[1]
     beside = (
         tests / "live" / "test_parameter_stats_of_models.py",
-        tests / "program" / "test_counting.py",
+        tests / "program" / "test_position_masks.py",
     )
     names = "is_that_of_one", "exchanges_what", "as_a_whole", "test_devices_hold_parts"
     on_four_devices(__file__, *names, beside=beside)

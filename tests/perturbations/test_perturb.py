@@ -78,7 +78,7 @@ def test_a_row_of_zeros_changes_no_bit(values):
 
 @pytest.mark.parametrize("in_c", [True, False])
 def test_a_perturbed_value_is_made_once(in_c, monkeypatch):
-    monkeypatch.setattr(places, "serves_here", lambda: in_c)
+    monkeypatch.setattr(places, "can_call_everywhere", lambda: in_c)
 
     def program(x, rows):
         y = apply_row(x @ x, rows, 0)
@@ -112,7 +112,7 @@ def test_in_c_it_is_what_it_is_in_jax(row, monkeypatch):
         )
 
     found = everything()
-    monkeypatch.setattr(places, "serves_here", lambda: False)
+    monkeypatch.setattr(places, "can_call_everywhere", lambda: False)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(everything()), strict=True):
         np.testing.assert_array_equal(one, other)
 

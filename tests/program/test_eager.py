@@ -8,11 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector._compat import jit
 from nnx_inspector.program import eager
 from nnx_inspector.program.eager import why_untraceable
 
@@ -185,24 +185,20 @@ def _sample(model, rngs, n, *, noise):
 
 
 def test_a_sampler_records_each_token_and_compiles_one():
-    counted = []
-    undo = jit.compilation_events(lambda kind, *_: counted.append(kind))
-    try:
-        counts = []
-        for n in (3, 3, 9):
-            model, rngs, before = Sampler(nnx.Rngs(0)), nnx.Rngs(7), len(counted)
+    counts = []
+    for n in (3, 3, 9):
+        model, rngs = Sampler(nnx.Rngs(0)), nnx.Rngs(7)
+        with Compilations() as compilations:
             (tokens, logits), record = nni.capture(_sample)(model, rngs, n, noise=0.5)
-            counts.append(counted[before:].count("compile"))
-            plain, own = Sampler(nnx.Rngs(0)), nnx.Rngs(7)
-            expected, of_last = _sample(plain, own, n, noise=0.5)
-            assert tokens == expected
-            assert isinstance(logits, np.ndarray)
-            np.testing.assert_allclose(logits, of_last, rtol=1e-5)
-            np.testing.assert_allclose(model.seen[...], plain.seen[...], rtol=1e-5)
-            assert int(rngs.default.count[...]) == int(own.default.count[...]) == n
-            assert [len(record[site].calls) for site in record] == [n, n]
-    finally:
-        undo()
+        counts.append(compilations.kinds.count("compile"))
+        plain, own = Sampler(nnx.Rngs(0)), nnx.Rngs(7)
+        expected, of_last = _sample(plain, own, n, noise=0.5)
+        assert tokens == expected
+        assert isinstance(logits, np.ndarray)
+        np.testing.assert_allclose(logits, of_last, rtol=1e-5)
+        np.testing.assert_allclose(model.seen[...], plain.seen[...], rtol=1e-5)
+        assert int(rngs.default.count[...]) == int(own.default.count[...]) == n
+        assert [len(record[site].calls) for site in record] == [n, n]
     assert counts[2] == counts[1]  # nothing for each token
     assert record["embed"].output.size == 9 * 4
     assert "item" in record.eager

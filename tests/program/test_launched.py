@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compilations import Compilations
 from jax.core import ShapedArray
 
-from nnx_inspector._compat import jit
-from nnx_inspector.program.launched import Block
-from nnx_inspector.program.marks import OUTPUT, given, mark_tree
+from nnx_inspector.program.launched import LaunchedMarks
+from nnx_inspector.program.marks import OUTPUT, launch_input, mark_tree
 from nnx_inspector.program.plan import Plan
 from nnx_inspector.resources import open_all
 
@@ -23,20 +21,8 @@ NUMBER = ShapedArray((), jnp.dtype("float32"))
 
 
 def scaled(x: Any, owner: str) -> Any:
-    factor = given.bind(place=(owner, "factor"), kind=NUMBER)
+    factor = launch_input.bind(place=(owner, "factor"), kind=NUMBER)
     return mark_tree(factor * x, owner=owner, site="s", part=OUTPUT)
-
-
-@contextlib.contextmanager
-def counting(found: list[int]) -> Iterator[None]:
-    """Within it, compilations are counted."""
-    events: list[str] = []
-    undo = jit.compilation_events(lambda kind, *_: events.append(kind))
-    try:
-        yield
-    finally:
-        undo()
-        found.append(events.count("compile"))
 
 
 def means_in(seen: list[Any]) -> Any:
@@ -50,7 +36,7 @@ def means_in(seen: list[Any]) -> Any:
 def test_a_given_gets_its_value_and_a_mark_is_seen(jitted: bool) -> None:
     f = jax.jit(scaled, static_argnums=1) if jitted else scaled
     seen: list[Any] = []
-    block = Block("us", Plan(), given=lambda place: np.float32(3), seen=means_in(seen))
+    block = LaunchedMarks("us", Plan(), given=lambda place: np.float32(3), seen=means_in(seen))
     with open_all(block):
         np.testing.assert_array_equal(f(X, "us"), 3 * X)
         np.testing.assert_array_equal(f(X, "others"), 0 * X)
@@ -62,7 +48,11 @@ def test_a_given_gets_its_value_and_a_mark_is_seen(jitted: bool) -> None:
 def test_another_value_compiles_nothing() -> None:
     f, compiled = jax.jit(scaled, static_argnums=1), []
     for value in (1.0, 2.0, 3.0):
-        block = Block("us", Plan(summarise=False), given=lambda place, v=value: np.float32(v))
-        with open_all(block), counting(compiled):
+        given = lambda place, value=value: np.float32(value)  # noqa: E731
+        with (
+            open_all(LaunchedMarks("us", Plan(summarise=False), given=given)),
+            Compilations() as found,
+        ):
             np.testing.assert_array_equal(f(X, "us"), value * X)
+        compiled.append(found.kinds.count("compile"))
     assert compiled[1:] == [0, 0]

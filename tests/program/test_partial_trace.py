@@ -71,9 +71,15 @@ def raised(f, *args, error=Exception, **kwargs):
     return caught.value
 
 
+def state_of(model):
+    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.RngKey))))
+
+
 @pytest.mark.parametrize("where", EVERYWHERE)
-def test_the_calls_up_to_the_failing_one_are_there(where):
-    error = raised(Model(EVERYWHERE[where]), X, error=TypeError)
+def test_the_calls_up_to_the_failing_one_are_there_and_nothing_of_the_model_changes(where):
+    model = Model(EVERYWHERE[where])
+    graphdef, state = nnx.graphdef(model), state_of(model)
+    error = raised(model, X, error=TypeError)
     trace = error.partial_trace
     assert [(c.site, c.depth, c.parent) for c in trace.calls] == [
         ("", 0, None),
@@ -94,11 +100,14 @@ def test_the_calls_up_to_the_failing_one_are_there(where):
         **dict.fromkeys(["first", "first/layers/0", "first/layers/1", "norm"], "float32[4,3]"),
     }  # fmt: skip
     assert failing.inputs == trace.calls[5].inputs == shape
+    check_exception(error, where)
+    assert nnx.graphdef(model) == graphdef
+    jax.tree.map(np.testing.assert_array_equal, state_of(model), state)
+    nni.trace(model.first, X)  # the next trace is whole
 
 
-@pytest.mark.parametrize("where", EVERYWHERE)
-def test_the_exception_is_the_users_own_with_notes(where):
-    error = raised(Model(EVERYWHERE[where]), X, error=TypeError)
+def check_exception(error, where):
+    """It is the user's own, with notes."""
     with pytest.raises(TypeError) as plain:
         Model(EVERYWHERE[where])(X)
     assert type(error) is type(plain.value)
@@ -241,20 +250,6 @@ def test_an_exception_whose_text_cannot_be_made_is_raised_all_the_same():
             raise Silent
 
     assert "Silent" in raised(Raises(), X, error=Silent).partial_trace.error
-
-
-def state_of(model):
-    return jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.RngKey))))
-
-
-@pytest.mark.parametrize("where", EVERYWHERE)
-def test_nothing_of_the_model_changes(where):
-    model = Model(EVERYWHERE[where])
-    graphdef, before = nnx.graphdef(model), state_of(model)
-    raised(model, X)
-    assert nnx.graphdef(model) == graphdef
-    jax.tree.map(np.testing.assert_array_equal, state_of(model), before)
-    nni.trace(model.first, X)  # the next trace is whole
 
 
 def test_the_repr_shows_where_it_ended():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from counted import calls_in
+from call_counts import count_calls
 from summaries import VALUES, normal_values, summary_of
 
 from nnx_inspector.recordings.history import figures_of
@@ -135,7 +135,7 @@ def test_history_is_worked_out_for_many_columns_at_once() -> None:
     recording, pool = Recording(), [summary_of(normal_values(i, 1000)) for i in range(20)]
     for i in range(600):
         recording.append(i, {"a": {"output": pool[i % 20]}})
-    calls = calls_in(lambda: recording.history("a"))  # of 300 columns
+    calls = count_calls(lambda: recording.history("a"))  # of 300 columns
     assert calls < 300 * 20  # a summary that is read by itself takes some 200
 
 

@@ -10,7 +10,7 @@ from flax import nnx
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.recordings.tree_rows import (
     LAYERS_UNKNOWN,
     MOST_LAYER_ROWS,
@@ -256,11 +256,11 @@ def test_a_step_of_a_recurrent_cell_is_no_layer():
 
 
 def test_rows_are_bounded_and_what_is_left_out_is_said():
-    assert shown_of({"a": 300, "a/b": 300}) == {"a": 256, "a/b": 256}
+    assert layers_with_rows({"a": 300, "a/b": 300}) == {"a": 256, "a/b": 256}
     many = {f"a/{i}": 96 for i in range(100)}
-    assert 0 < sum(shown_of(many).values()) <= MOST_LAYER_ROWS
-    assert set(shown_of(many).values()) == {16}
-    assert shown_of({str(i): 2 for i in range(MOST_LAYER_ROWS + 1)}) == {}
+    assert 0 < sum(layers_with_rows(many).values()) <= MOST_LAYER_ROWS
+    assert set(layers_with_rows(many).values()) == {16}
+    assert layers_with_rows({str(i): 2 for i in range(MOST_LAYER_ROWS + 1)}) == {}
 
 
 def test_rows_are_layers_only_where_there_is_one_for_each():

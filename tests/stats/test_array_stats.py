@@ -104,7 +104,7 @@ def lowered(shape: tuple[int, ...], platform: str, **how: Any) -> str:
 @pytest.mark.parametrize("sample", ["auto", 1])
 def test_what_is_lowered_for_each_platform(sample: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = {p: lowered((16, 512, 1024), p, sample=sample) for p in ["cpu", "cuda", "tpu"]}
-    monkeypatch.setattr(native, "serves", lambda _: False)
+    monkeypatch.setattr(native, "can_call_on", lambda _: False)
     jax.clear_caches()
     texts["cpus"] = lowered((16, 512, 1024), "cpus", sample=sample)
     scatters = {p: text.count('"stablehlo.scatter"(') for p, text in texts.items()}

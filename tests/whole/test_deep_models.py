@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from counted import calls_in
+from call_counts import count_calls
 from flax import nnx
 from inside import inside
 
@@ -121,7 +121,7 @@ def test_twice_as_many_modules_are_twice_the_work(look: Any, make: Any):
     def work() -> list[int]:
         look(make(2))  # what is made once
         models = [make(size) for size in (100, 200)]
-        return [calls_in(lambda model=model: look(model)) for model in models]
+        return [count_calls(lambda model=model: look(model)) for model in models]
 
     few, many = on_a_stack_of_its_own(work, limit=10_000)
     assert 20_000 < few < many <= 2.3 * few  # 2.8 if one part is quadratic

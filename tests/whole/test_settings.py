@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 
 import nnx_inspector as nni
@@ -391,11 +391,11 @@ def test_a_nan_in_a_watched_step_is_their_error_and_a_finding(inner):
 def test_what_holds_in_one_thread_is_held_in_another():
     found = []
     with jax.enable_x64(True), jax.default_matmul_precision("highest"), mesh("Explicit"):
-        inside = Configuration.here()
+        inside = Configuration.current()
         axes = jax.sharding.get_abstract_mesh().axis_names
 
     def look():
-        with inside.held():
+        with inside.applied():
             found.append(jnp.zeros(1, float).dtype)
             found.append(jax.config.jax_default_matmul_precision)
             found.append(jax.sharding.get_abstract_mesh().axis_names)
@@ -405,7 +405,7 @@ def test_what_holds_in_one_thread_is_held_in_another():
     thread.start()
     thread.join()
     assert found == [jnp.float64, "highest", axes, jnp.float32]
-    assert inside != Configuration.here() == Configuration()
+    assert inside != Configuration.current() == Configuration()
 
 
 @pytest.mark.parametrize("setting", ["x64", "precision"])
@@ -413,7 +413,7 @@ def test_what_a_loop_compiles_ahead_has_the_settings_of_the_loop(setting):
     model, x = Net(), jax.device_put(BATCH)
     forward = nnx.jit(lambda model, x: model(x).sum() + jnp.zeros((), float))
     handle, found, after = None, [], 0
-    with {**ALIKE, **OTHER}[setting](), Compiled() as compiled:
+    with {**ALIKE, **OTHER}[setting](), Compilations() as compiled:
         insp = nni.Inspector(model, x, display=False)
         try:
             for step, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=1)):

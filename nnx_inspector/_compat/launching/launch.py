@@ -25,16 +25,16 @@ from jax._src.ad_checkpoint import remat_p
 from jax._src.api_util import InternalFloatingPointError
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.configuration import forbids_nan, internal_config, results_unchecked
-from nnx_inspector._compat.launching import jitted
-from nnx_inspector._compat.launching.batched import swap_rules
-from nnx_inspector._compat.launching.rules import swap_rules_of_calls
-from nnx_inspector._compat.redirect import Swapped, Undone, put
+from nnx_inspector._compat.configuration import forbids_nan, internal_config, without_nan_checks
+from nnx_inspector._compat.launching import jit_calls
+from nnx_inspector._compat.launching.custom_rules import patch_custom_rules
+from nnx_inspector._compat.launching.presence import patch_batching_rules
+from nnx_inspector._compat.redirect import AddUndo, SharedPatch, patch
 from nnx_inspector.errors import is_from_signal_handler
 from nnx_inspector.typing import Array, Function, Jaxpr, Params, PyTree, Value
 
 
-class Edited(Protocol):
+class EditedProgram(Protocol):
     """A program with more inputs and outputs.
 
     Attributes:
@@ -62,7 +62,7 @@ class Launch(Protocol):
     """What runs in place of a program, this time."""
 
     @property
-    def edited(self) -> Edited: ...
+    def edited(self) -> EditedProgram: ...
 
     def inputs(self) -> list[Value]:
         """The arrays that it takes in addition; the same in each process of a job."""
@@ -75,8 +75,8 @@ class Launch(Protocol):
         ...
 
 
-Instead = Callable[[], PyTree]
-"""Returns a call's result, or `jitted.Directly`, which jax's fast path may use again."""
+Replacement = Callable[[], PyTree]
+"""Returns a call's result, or `jit_calls.FastPathResult`, which jax's fast path may use again."""
 
 
 class Chooser(Protocol):
@@ -93,8 +93,8 @@ class Chooser(Protocol):
         /,
         *,
         alone: dict[str, Any] | None = None,
-        call: jitted.JitStart | None = None,
-    ) -> Launch | Instead | None:
+        call: jit_calls.PendingJitCall | None = None,
+    ) -> Launch | Replacement | None:
         """What runs in place of a program that is about to be launched. None leaves the program to
         jax, which may then launch it in its fast path, without asking here again.
 
@@ -130,23 +130,23 @@ class Chooser(Protocol):
         ...
 
 
-class _Here:
+class _State:
     """What one thread has open. Another one may close it."""
 
     def __init__(self) -> None:
-        self.takings: tuple[Taking, ...] = ()
+        self.takings: tuple[LaunchInterception, ...] = ()
         self.running: Any = None  # the program that we have started
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.here = _Here()
+        self.here = _State()
 
 
 _thread = _Thread()
 
 
-class Taking:
+class LaunchInterception:
     """While it is open, a chooser decides what the programs of this thread run.
 
     Of several the newest decides first, and the next one about what it has chosen.
@@ -154,20 +154,20 @@ class Taking:
 
     def __init__(self, chooser: Chooser):
         self.chooser = chooser
-        self._here: _Here | None = None
+        self._here: _State | None = None
 
     def open(self) -> None:
         self._here = here = _thread.here
         if not here.takings:
             here.running = None
         here.takings = (*here.takings, self)
-        _swapped.hold(self)
+        _launches_patch.acquire(self)
 
     def close(self) -> None:
         here = self._here
         if here is not None:  # another one may have been opened since, and stay
             here.takings = tuple(one for one in here.takings if one is not self)
-            _swapped.let_go(self)
+            _launches_patch.release(self)
 
 
 def _choosers() -> list[Chooser]:
@@ -175,39 +175,39 @@ def _choosers() -> list[Chooser]:
     return [one.chooser for one in reversed(_thread.here.takings)]
 
 
-def is_taken() -> bool:
+def is_intercepted() -> bool:
     """Whether this thread's programs are chosen for."""
     here = _thread.here
     return bool(here.takings) and here.running is None
 
 
-def run_alone(program: Jaxpr, arrays: Sequence[object], params: Params) -> list[Value] | None:
+def run_equation(program: Jaxpr, arrays: Sequence[object], params: Params) -> list[Value] | None:
     """Run what is chosen in place of one equation on arrays: its own results, or None if nothing is
     chosen. Its program stands for all equations that differ from it in their `params` alone.
     """
     chosen = _choose(program, arrays, alone=params)
     if chosen is None:
         return None
-    function = jaxprs.as_function(*jaxprs.open_jaxpr(chosen.program))
+    function = jaxprs.jaxpr_as_fun(*jaxprs.open_jaxpr(chosen.program))
     if not (jaxprs.open_jaxpr(chosen.program)[0].eqns and chosen.is_compiled):
         start = function
-    elif chosen.program not in _alone:
-        start = _alone[chosen.program] = jax.jit(function)
+    elif chosen.program not in _jitted_equations:
+        start = _jitted_equations[chosen.program] = jax.jit(function)
     else:
-        start = _alone[chosen.program]
+        start = _jitted_equations[chosen.program]
 
     def run(
         program: Jaxpr, inputs: Sequence[Array], outputs: int
     ) -> tuple[list[Value], list[Value]]:
         with internal_config():
-            found = list(start(*inputs, *(_together(arrays) if outputs else arrays)))
+            found = list(start(*inputs, *(_on_same_devices(arrays) if outputs else arrays)))
         count = len(found) - outputs
         return found[:count], found[count:]
 
     return _run(chosen, run, lambda: None, lambda *_: True)
 
 
-def _together(arrays: Sequence[object]) -> Sequence[Value]:
+def _on_same_devices(arrays: Sequence[object]) -> Sequence[Value]:
     """Arrays on the devices of the first of them, where a program can read them all."""
     bound = [x for x in arrays if isinstance(x, jax.Array) and x.committed]
     if all(x.sharding.device_set == bound[0].sharding.device_set for x in bound):
@@ -216,7 +216,7 @@ def _together(arrays: Sequence[object]) -> Sequence[Value]:
     return jax.device_put(list(arrays), device)
 
 
-_alone: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+_jitted_equations: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 """Program -> the function that runs it."""
 
 
@@ -224,13 +224,13 @@ _alone: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Chosen:
+class _Choice:
     """The edits of one program that is about to be launched, each made of the one before it, or
     what runs instead.
     """
 
     launches: tuple[Launch, ...]
-    instead: Instead | None = None
+    instead: Replacement | None = None
 
     @property
     def program(self) -> Jaxpr:
@@ -254,8 +254,8 @@ def _choose(
     arrays: Sequence[object],
     *,
     alone: Params | None = None,
-    call: jitted.JitStart | None = None,
-) -> _Chosen | None:
+    call: jit_calls.PendingJitCall | None = None,
+) -> _Choice | None:
     """What this thread's choosers make of a program."""
     here = _thread.here
     if not here.takings or program is here.running:
@@ -266,31 +266,31 @@ def _choose(
         how: Params = {"alone": alone, "call": call if len(choosers) == 1 else None}
         one = chooser.choose(changed, arrays, **how)
         if callable(one):
-            return _Chosen((), one)
+            return _Choice((), one)
         if one is not None:
             launches.append(one)
             changed = one.edited.program
             arrays = [*(None,) * one.edited.inputs, *arrays]
     for name in _exported(program):
         _escaped(name)
-    return _Chosen(tuple(launches)) if launches else None
+    return _Choice(tuple(launches)) if launches else None
 
 
-_names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
+_exported_names: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 def _exported(jaxpr: object) -> tuple[str, ...]:
     """The names of the exported functions that a program calls: what is in them is compiled."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    if bare not in _names:
+    if bare not in _exported_names:
         found: list[str] = []
         for one in bare.eqns:
             if one.primitive.name == "call_exported":
                 found.append(one.params["exported"].fun_name)
             for inner in jaxprs.sub_jaxprs(one):
                 found += _exported(inner)
-        _names[bare] = tuple(found)
-    return _names[bare]
+        _exported_names[bare] = tuple(found)
+    return _exported_names[bare]
 
 
 # --------------------------------------------------------------------- running
@@ -300,7 +300,7 @@ Start = Callable[[Any, Sequence[Value], int], tuple[PyTree, list[Value]]]
 
 
 def _run(
-    chosen: _Chosen,
+    chosen: _Choice,
     start: Start,
     own: Callable[[], PyTree],
     compiles: Callable[[Any, Sequence[Value], int], bool],
@@ -317,11 +317,11 @@ def _run(
     failed: list[Exception] = []
     try:  # an interrupt may come at any line
         here.running = chosen.program
-        with results_unchecked():
+        with without_nan_checks():
             found = start(chosen.program, inputs, chosen.outputs)
     except Exception as error:  # the user's, or ours: their own program tells
         can = functools.partial(compiles, chosen.program, inputs, chosen.outputs)
-        if is_from_signal_handler(error) or _has_begun(error, can):
+        if is_from_signal_handler(error) or _has_started(error, can):
             raise
         failed.append(error)
     finally:
@@ -335,10 +335,10 @@ def _run(
     for one in chosen.launches:
         one.take(more[: one.edited.outputs])
         more = more[one.edited.outputs :]
-    return own() if forbids_nan() and not _passes_checks(out) else out
+    return own() if forbids_nan() and not _passes_nan_checks(out) else out
 
 
-def _passes_checks(out: object) -> bool:
+def _passes_nan_checks(out: object) -> bool:
     """Whether results have no NaN or Inf that the user forbids.
 
     jax looks at the results of each program, and runs that one again, equation by equation, whose
@@ -355,7 +355,7 @@ def _passes_checks(out: object) -> bool:
     return True
 
 
-def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
+def _has_started(error: Exception, compiles: Callable[[], bool]) -> bool:
     """Whether a program had begun when an error was raised, so that it must not run once more.
 
     jax raises this type where XLA compiles a program and where it runs; everything else comes from
@@ -364,7 +364,7 @@ def _has_begun(error: Exception, compiles: Callable[[], bool]) -> bool:
     return isinstance(error, jax.errors.JaxRuntimeError) and compiles()
 
 
-def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], PyTree] | None:
+def _choose_jitted(call: jit_calls.PendingJitCall, /) -> Callable[[], PyTree] | None:
     bare: Any = jaxprs.open_jaxpr(call.program)[0]
     if bare.is_high:
         return None  # jax binds it, and makes one of arrays of it for `impl`
@@ -373,64 +373,68 @@ def _choose_jitted(call: jitted.JitStart, /) -> Callable[[], PyTree] | None:
         return None if chosen is None else chosen.instead
 
     def own() -> Value:
-        return call.own().result[0]  # the rest is for the fast path, which would not ask again
+        return call.run_own().result[0]  # the rest is for the fast path, which would not ask again
 
     return functools.partial(_run, chosen, call.run, own, call.compiles)
 
 
-def _jit(impl: Function) -> Function:
-    def launched(*args: object, **params: object) -> Value:
-        chosen = _choose(params["jaxpr"], args)
-        if chosen is None:
-            return impl(*args, **params)
-        call = jitted.JitProgram(params, args)
-        return _run(chosen, call.run, lambda: impl(*args, **params), call.compiles)
+def _run_impl(
+    program: Jaxpr, params: Params, args: Sequence[object], own: Callable[[], PyTree]
+) -> PyTree:
+    chosen = _choose(program, args)
+    if chosen is None:
+        return own()
+    call = jit_calls.PendingProgram(params, args)
+    return _run(chosen, call.run, own, call.compiles)
+
+
+def _jit_impl(impl: Function) -> Function:
+    def launched(*args: object, **params: Value) -> Value:
+        own = functools.partial(impl, *args, **params)
+        return _run_impl(params["jaxpr"], params, args, own)
 
     return launched
 
 
-def _remat(impl: Function) -> Function:
+def _remat_impl(impl: Function) -> Function:
     def launched(*args: object, **params: object) -> Value:
+        own = functools.partial(impl, *args, **params)
         if not any(one.holds(params["jaxpr"]) for one in _choosers()):
-            return impl(*args, **params)
+            return own()
         # jax has a jitted function for each primitive with parameters, which runs it by itself
         traced: Any = dispatch.xla_primitive_callable(remat_p, **params).trace(*args)
-        chosen = _choose(traced.jaxpr, args)
-        if chosen is None:
-            return impl(*args, **params)
-        call = jitted.JitProgram(traced._params, args)
-        return _run(chosen, call.run, lambda: impl(*args, **params), call.compiles)
+        return _run_impl(traced.jaxpr, traced._params, args, own)
 
     return launched
 
 
-# -------------------------------------------------------------------- swapping
+# -------------------------------------------------------------------- patches
 
 
-def _swap(undone: Undone) -> None:
-    # A jitted call: see `jitted`. A scan, a while and a cond outside every jit are one, because jax
-    # runs a primitive on arrays by a jitted function of its own.
-    jitted.swap_jit_misses(choose=_choose_jitted, prepare=_prepare, undone=undone)
+def _patch_launches(add_undo: AddUndo) -> None:
+    # A jitted call: see `jit_calls`. A scan, a while and a cond outside every jit are one, because
+    # jax runs a primitive on arrays by a jitted function of its own.
+    jit_calls.patch_jit_misses(choose=_choose_jitted, prepare=_prepare, add_undo=add_undo)
 
     # `grad(jit(f))` and `vmap(jit(f))` bind the jit primitive, on arrays, under a transformation.
     # That calls its `impl`, which starts the program without the functions of a jitted call.
     # Without this a step that is differentiated outside jit would not be seen. The rest of this
     # file needs the `impl` of before, which runs a program in jax's fast path. It can go when jax
     # runs such programs as it runs a jitted call.
-    put(pjit.jit_p, "impl", _jit(pjit.jit_p.impl), undone)
+    patch(pjit.jit_p, "impl", _jit_impl(pjit.jit_p.impl), add_undo)
 
     # A remat on arrays is run equation by equation. There a mark reports what it sees at once, and
     # does not know that it is in the second pass of a backward pass, in which jax computes anew
     # what was seen already. As one program it can be edited, which tells the two passes apart.
     # Without this, activations inside would count twice. It can go when jax compiles such a remat.
-    put(remat_p, "impl", _remat(remat_p.impl), undone)
+    patch(remat_p, "impl", _remat_impl(remat_p.impl), add_undo)
 
     # An executable that was compiled ahead of time has no jaxpr any more. Without this nobody would
     # know that it ran.
-    called = lambda executable: _escaped(jitted.name_of(executable))  # noqa: E731
-    jitted.swap_executables(lambda _: None, called, undone)
-    swap_rules(_presence, undone)
-    swap_rules_of_calls(undone)
+    called = lambda executable: _escaped(jit_calls.executable_name(executable))  # noqa: E731
+    jit_calls.patch_executables(lambda _: None, called, add_undo)
+    patch_batching_rules(_presence, add_undo)
+    patch_custom_rules(add_undo)
 
 
 def _prepare() -> None:
@@ -448,4 +452,4 @@ def _presence(jaxpr: Jaxpr, present: object) -> Value:
     return None if interested is None else interested.with_presence(jaxpr, present)
 
 
-_swapped = Swapped(_swap)
+_launches_patch = SharedPatch(_patch_launches)

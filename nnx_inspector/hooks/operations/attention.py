@@ -32,7 +32,7 @@ _SAME_SHAPE = """
     custom_vjp_call_jaxpr div exp exp2 integer_pow log log1p logistic max min mul name neg not
     optimization_barrier or pow reduce_precision select_n sin square stop_gradient sub tanh
 """
-_ELEMENTWISE = jaxprs.PLACING.union(_SAME_SHAPE.split())
+_ELEMENTWISE = jaxprs.PLACEMENTS.union(_SAME_SHAPE.split())
 _WRITES = frozenset(["swap", "addupdate"])
 _RANKS = ("joined", "fixed", "sum", "log", "scores", "exp", "log_pattern", "pattern")
 

@@ -49,7 +49,7 @@ _MOVEMENT_NAMES = """
     broadcast_in_dim convert_element_type copy copy_p optimization_barrier reshape squeeze
     stop_gradient
 """
-_MOVEMENTS = jaxprs.PLACING.union(_MOVEMENT_NAMES.split())
+_MOVEMENTS = jaxprs.PLACEMENTS.union(_MOVEMENT_NAMES.split())
 """Primitives that only hand a value on: they are not sites."""
 
 _CALLS = jaxprs.JITS | jaxprs.REMAT | {"closed_call", "core_call"}
@@ -94,7 +94,9 @@ class OperationNames:
         """Within the context each operation is named and passed on."""
         with hide_operations():
             _thread.names = self
-            with interpreter.operations(self._rule(len(jaxprs.scopes()), ())):
+            with interpreter.interpret_operations(
+                self._rule(len(jaxprs.current_named_scopes()), ())
+            ):
                 yield
 
     def _rule(self, known: int, enclosing: tuple[str, ...]) -> Function:
@@ -106,7 +108,7 @@ class OperationNames:
             params: Params,
             bind: Function,
         ) -> Value:
-            scopes = (*enclosing, *jaxprs.scopes()[known:])
+            scopes = (*enclosing, *jaxprs.current_named_scopes()[known:])
             is_result, self._is_result = self._is_result, False
             if _INNER_CALL in scopes or primitive.name.startswith("nnx_inspector"):
                 return bind()
@@ -115,7 +117,7 @@ class OperationNames:
             if primitive.name in _ENTERED:
                 given = _body_trails(*one, [self.trails.of(v) for v in values])
                 enter = functools.partial(self._entered, scopes, one, given, results)
-                entered = jaxprs.with_jaxprs(params, enter)
+                entered = jaxprs.map_jaxprs(params, enter)
                 if entered is not params:
                     bind = functools.partial(_bind_entered, bind, values, entered)
             if one[0] in _CUSTOM_DERIVATIVES and any(map(self.trails.of, values)):
@@ -189,7 +191,9 @@ class OperationNames:
             read = lambda v: v.val if _is_literal(v) else env[v]  # noqa: E731
             for value, trail in zip(values, given, strict=False):
                 self.trails.put(value, trail)
-            with interpreter.operations(self._rule(len(jaxprs.scopes()), enclosing)):
+            with interpreter.interpret_operations(
+                self._rule(len(jaxprs.current_named_scopes()), enclosing)
+            ):
                 for equation in bare.eqns:
                     self._is_result = any(v in results for v in equation.outvars)
                     out = jaxprs.bind(equation, [read(v) for v in equation.invars])
@@ -200,7 +204,7 @@ class OperationNames:
 
         outer, self._visit = self._visit, visit
         try:
-            new = jaxprs.retraced(jaxpr, run)
+            new = jaxprs.retrace(jaxpr, run)
         finally:
             self._visit = outer
         return new if selected else jaxpr
@@ -267,7 +271,7 @@ def hide_operations() -> Iterator[None]:
     """Within the context, operations do not belong to the enclosing call."""
     outer, _thread.names = _thread.names, None
     try:
-        with interpreter.past_operations(), jax.named_scope(_INNER_CALL):
+        with interpreter.bypass_operations(), jax.named_scope(_INNER_CALL):
             yield
     finally:
         _thread.names = outer

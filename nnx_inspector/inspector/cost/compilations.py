@@ -86,7 +86,7 @@ class Compilations:
     def __init__(self, step: Callable[[], int | None]) -> None:
         self._step = step
         self._lock = threading.Lock()
-        self._traced: dict[int, list[jit.Miss]] = {}
+        self._traced: dict[int, list[jit.CacheMiss]] = {}
         self._known: set[str] = set()
         self._lines: dict[tuple[str, str], int] = {}
         self._found: deque[Compilation] = deque(maxlen=MOST)
@@ -103,7 +103,7 @@ class Compilations:
         for undo in self._undo:
             undo()
 
-    def _on_miss(self, miss: jit.Miss) -> None:
+    def _on_miss(self, miss: jit.CacheMiss) -> None:
         with self._lock:
             if miss.kind == "new" and miss.defined:
                 line = (miss.function, miss.defined)
@@ -144,7 +144,7 @@ class Compilations:
                 )
             )
 
-    def _why(self, function: str, miss: jit.Miss | None) -> str:
+    def _why(self, function: str, miss: jit.CacheMiss | None) -> str:
         if miss is None and function in self._known:
             return (
                 "its arguments have the shapes, dtypes and structure of a call before: they lie on "

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager
 
 import jax
 
-from nnx_inspector._compat.processes import spans
+from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle, Handles
@@ -172,8 +172,8 @@ def agree_on(core: Core, request: PassRequest) -> None:
     if jax.process_count() == 1:
         return
     call = request.call(core.model, core.modes.switches())
-    with call.configuration.held():
-        if not spans(call.arrays):
+    with call.configuration.applied():
+        if not spans_processes(call.arrays):
             return
     warns = functools.partial(core.notice, "warning")
     alike = Alike(core.handles, lambda *_: None, lock=core.lock, warns=warns)

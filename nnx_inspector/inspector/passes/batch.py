@@ -24,7 +24,7 @@ from nnx_inspector.inspector.values.reading import readable_pass
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
 from nnx_inspector.program.marks import INPUT, OUTPUT
-from nnx_inspector.program.stage import Tracing
+from nnx_inspector.program.stage import CachedTrace
 from nnx_inspector.records.donated import require_one_process
 from nnx_inspector.screen.batch_reader import Argument
 
@@ -167,7 +167,9 @@ def _is_sequence(one: Argument) -> bool:
     return one.value.ndim > 2
 
 
-def _shorter(core: Core, call: Call, length: int, tokens: int, others: list[int]) -> Tracing | None:
+def _shorter(
+    core: Core, call: Call, length: int, tokens: int, others: list[int]
+) -> CachedTrace | None:
     """The program with one token less, with as few other arguments shortened as it takes."""
     leaves, tree = jax.tree.flatten((call.args, call.kwargs))
     places = [i for i, x in enumerate(leaves) if is_input(x)]
@@ -194,7 +196,7 @@ def _shorter(core: Core, call: Call, length: int, tokens: int, others: list[int]
     return None
 
 
-def _unchanged(core: Core, one: Tracing, shorter: Tracing, length: int) -> tuple[str, ...]:
+def _unchanged(core: Core, one: CachedTrace, shorter: CachedTrace, length: int) -> tuple[str, ...]:
     """The sites with an axis of this length that is not shorter in the other program."""
     found = dict[str, None]()
     attend = {call.site for call in core.trace.calls if call.attends}

@@ -20,8 +20,8 @@ from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.pytrees import dict_orders
 from nnx_inspector.inspector.nnx.switches import Switches, viewed
 from nnx_inspector.inspector.passes.entry import Entry
-from nnx_inspector.program.function import Arguments, Function
-from nnx_inspector.program.stage import HeldState
+from nnx_inspector.program.function import Arguments, ModuleFunction
+from nnx_inspector.program.stage import StateStructure
 from nnx_inspector.typing import Args, GraphDef, Kwargs, PyTree, Value
 
 NONE = Switches()
@@ -42,7 +42,7 @@ class Call:
     kwargs: Kwargs
     loss_fn: Callable[..., PyTree] | None = None
     switches: Switches = NONE
-    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
+    configuration: Configuration = dataclasses.field(default_factory=Configuration.current)
     entry: Entry = ITSELF
 
     def of_same(self, other: Call) -> bool:
@@ -54,7 +54,7 @@ class Call:
         """The parts of the call, taken once for several passes of one moment."""
         arguments = Arguments.of((self.model, self.args, self.kwargs))
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
-        held, leaves = HeldState.of(state)
+        held, leaves = StateStructure.of(state)
         empty = dataclasses.replace(arguments, leaves=blank(arguments))
         code = cache_key((self.loss_fn, self.entry, graphdef, empty.leaves, held.others))
         form = Form(graphdef, held, empty, self.loss_fn, self.switches, self.entry)
@@ -101,16 +101,16 @@ class Call:
             return value[0] if isinstance(value, tuple) else value
 
         try:
-            with self.configuration.held(), without_watching():
+            with self.configuration.applied(), without_watching():
                 (nnx.value_and_grad(loss) if of_a_loss else function.call)(*args, **kwargs)
         except FloatingPointError as error:
             add_note(error, found)
             raise
 
-    def function(self) -> tuple[Function, Args, Kwargs]:
+    def function(self) -> tuple[ModuleFunction, Args, Kwargs]:
         if self.loss_fn is None:
             return self.entry.call(self.model, self.args, self.kwargs)
-        return Function(self.loss_fn), (self.model, *self.args), self.kwargs
+        return ModuleFunction(self.loss_fn), (self.model, *self.args), self.kwargs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Form:
     """A call without its arrays."""
 
     graphdef: GraphDef
-    held: HeldState
+    held: StateStructure
     arguments: Arguments
     loss_fn: Callable[..., PyTree] | None
     switches: Switches

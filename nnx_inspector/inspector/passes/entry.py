@@ -25,8 +25,8 @@ from nnx_inspector.hooks.sites import (
     site_key,
 )
 from nnx_inspector.hooks.variables import is_node
-from nnx_inspector.program.editing.counting import Where
-from nnx_inspector.program.function import Function, as_function, name_of, roots_of
+from nnx_inspector.program.editing.position_masks import Where
+from nnx_inspector.program.function import ModuleFunction, function_name, module_function, roots_of
 from nnx_inspector.typing import Args, Kwargs, PyTree, Value
 
 _ARRAYS: dict[type, str] = {
@@ -60,16 +60,16 @@ class Entry:
 
     def call(
         self, model: nnx.Module, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> tuple[Function, Args, Kwargs]:
+    ) -> tuple[ModuleFunction, Args, Kwargs]:
         if self.f is None:
             if self.method == CALL:
-                return Function(model, model), tuple(args), {**kwargs}
+                return ModuleFunction(model, model), tuple(args), {**kwargs}
             bound = getattr(model, self.method)
-            return Function(bound, model, self.method), tuple(args), {**kwargs}
+            return ModuleFunction(bound, model, self.method), tuple(args), {**kwargs}
         if isinstance(self.place, str):
-            return Function(self.f), tuple(args), {**kwargs, self.place: model}
+            return ModuleFunction(self.f), tuple(args), {**kwargs, self.place: model}
         before, after = args[: self.place], args[self.place :]
-        return Function(self.f), (*before, model, *after), {**kwargs}
+        return ModuleFunction(self.f), (*before, model, *after), {**kwargs}
 
     @property
     def site(self) -> str:
@@ -92,7 +92,7 @@ def entry_of(
     """
     if not isinstance(f, nnx.Module) and not _may_be_a_function(f):
         require_module(f)
-    function = as_function(f, "Inspector")
+    function = module_function(f, "Inspector")
     require_arguments(f, tuple(args), kwargs)
     if function.owner is not None:
         return Entry(function.method or CALL), function.owner, tuple(args), {**kwargs}
@@ -110,8 +110,8 @@ def entry_of(
             return Entry(f=f, place=name), argument, tuple(args), others
     roots_of(function, args, {**kwargs})  # raises an error if there is no module at all
     raise TypeError(
-        f"The arguments of {name_of(f)} hold the model within a container, but an Inspector needs "
-        f"it as an argument of its own. Pass a function of the model: "
+        f"The arguments of {function_name(f)} hold the model within a container, but an Inspector "
+        f"needs it as an argument of its own. Pass a function of the model: "
         f"nni.Inspector(lambda model, x: ..., model, x)."
     )
 

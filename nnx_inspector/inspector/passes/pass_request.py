@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector._compat.configuration import Configuration
-from nnx_inspector._compat.processes import spans
+from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.metrics import scalars_of
 from nnx_inspector.inspector.nnx.switches import Switches
@@ -131,7 +131,7 @@ class PassRequest:
     args: tuple[Value, ...]
     kwargs: Kwargs
     loss_fn: Function | None = None
-    configuration: Configuration = dataclasses.field(default_factory=Configuration.here)
+    configuration: Configuration = dataclasses.field(default_factory=Configuration.current)
     entry: Entry = ITSELF
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
@@ -177,7 +177,7 @@ def made(
     if setting.active:
         clean = clean or passes.run(call, setting.clean())
         # what runs in all processes of a job may not depend on what a thread has compiled by now
-        if passes.missing("compare", call, setting) is None or spans(call.arrays):
+        if passes.missing("compare", call, setting) is None or spans_processes(call.arrays):
             found = passes.compare(call, setting)
     is_loss, entry = call.loss_fn is not None, call.entry
     counts = entry.where is not None

@@ -21,7 +21,7 @@ import jax
 from flax import nnx
 
 from nnx_inspector._compat import jit
-from nnx_inspector._compat.configuration import Configuration, unchecked
+from nnx_inspector._compat.configuration import Configuration, unchecked_jit
 from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.hook import without_watching
@@ -47,7 +47,7 @@ from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.function import Arguments
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.stage import Staged, Tracing, staged
+from nnx_inspector.program.stage import CachedTrace, StagedCall, stage_call
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of
@@ -138,10 +138,10 @@ def entered(
     places: Sequence[Place],
     keys: Sequence[str],
     selection: Selection,
-    known: Tracing | None,
+    known: CachedTrace | None,
     received: Sequence[str],
     inputs: Inputs,
-) -> Generator[tuple[Staged, list[Value], Plan, dict[int, Value]]]:
+) -> Generator[tuple[StagedCall, list[Value], Plan, dict[int, Value]]]:
     """Stage a call within a program, with the perturbations of a setting.
 
     Args:
@@ -159,8 +159,8 @@ def entered(
     call = form.call(leaves, arrays)
     received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
     hooks, roots = marking_hooks_for(selection, received, form.entry.where), {(): call.model}
-    known = known and known.receiving(received)
-    with staged(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
+    known = known and known.with_inputs_of(received)
+    with stage_call(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = perturbed_parameters(stage, parameter_rules(places, data))
         perturb = setting_at_marks(stage, keys, numbers, places, data)
         numbered, positions = are_random(places), take_positions(places)
@@ -171,7 +171,7 @@ def entered(
 @contextlib.contextmanager
 def under(configuration: Configuration) -> Generator[None]:
     """The settings under which one of our own passes is traced and runs, in any thread."""
-    with configuration.held(), unchecked(), without_watching():
+    with configuration.applied(), unchecked_jit(), without_watching():
         yield
 
 
@@ -184,7 +184,7 @@ class _OfForm:
     """What was traced and compiled of calls of one form, each by all else that it depends on."""
 
     programs: dict[Hashable, Program] = dataclasses.field(default_factory=lambda: {})
-    tracings: dict[Hashable, Tracing] = dataclasses.field(default_factory=lambda: {})
+    tracings: dict[Hashable, CachedTrace] = dataclasses.field(default_factory=lambda: {})
     facts: Facts | None = None
     eager: bool = False
 
@@ -255,8 +255,8 @@ class OwnedPasses:
         return Result(returned.arguments.rebuild(nodes, out), record, states)
 
     def tracing(
-        self, call: Call, read: Callable[[Staged], object] = lambda stage: None
-    ) -> Tracing | None:
+        self, call: Call, read: Callable[[StagedCall], object] = lambda stage: None
+    ) -> CachedTrace | None:
         """The tracing of a call, made once; None for an eager call. `read` gets a new one."""
         shapes = _avals((call.parts.leaves, call.parts.arrays))
         with self._made.lock, under(call.configuration):
@@ -281,8 +281,8 @@ class OwnedPasses:
             return of.tracings.get(key)
 
     def _staged(
-        self, call: Call, known: Tracing | None = None, *, runs: bool = True
-    ) -> contextlib.AbstractContextManager[Staged]:
+        self, call: Call, known: CachedTrace | None = None, *, runs: bool = True
+    ) -> contextlib.AbstractContextManager[StagedCall]:
         function, args, kwargs = call.function()
         return staged_for_trace(
             function,
@@ -295,7 +295,7 @@ class OwnedPasses:
             where=call.entry.where,
         )
 
-    def read(self, call: Call, read: Callable[[Staged], T]) -> T:
+    def read(self, call: Call, read: Callable[[StagedCall], T]) -> T:
         """The result of `read` on a call staged with all marks; an eager call runs for it."""
         found: list[T] = []
         known = self.tracing(call, lambda stage: found.append(read(stage)))
@@ -412,7 +412,7 @@ class OwnedPasses:
             return programs[key], inputs, avals
 
     def _function(
-        self, kind: Kind, form: Form, setting: Setting, known: Tracing | None
+        self, kind: Kind, form: Form, setting: Setting, known: CachedTrace | None
     ) -> Function:
         what = form, setting.places, self.keys, self.selection, known, ()
 
@@ -448,7 +448,7 @@ class OwnedPasses:
         return program
 
 
-def _ids(stage: Staged, inputs: Sequence[Value], held: Collection[str]) -> dict[str, Value]:
+def _ids(stage: StagedCall, inputs: Sequence[Value], held: Collection[str]) -> dict[str, Value]:
     """What embeddings receive just as it is given, by `IDS` and the path of their parameter."""
     every = [] if stage.eager else module_sites(stage.roots[()])
     sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
@@ -465,7 +465,7 @@ def _ids(stage: Staged, inputs: Sequence[Value], held: Collection[str]) -> dict[
 
 
 def _graded(
-    stage: Staged, inputs: list[Value], plan: Plan, held: Mapping[str, tuple[int, bool]]
+    stage: StagedCall, inputs: list[Value], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Value], list[Value], PyTree, dict[int, Value]]:
     """The outputs, the seen values, the activations' gradients, and the parameters' by input
     number.

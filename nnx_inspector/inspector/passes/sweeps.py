@@ -97,7 +97,7 @@ class Sweeps:
         show = self._showing(asked)
         with self._job.held(show, error_text):
             call = retry_if_donated(lambda: asked.call().copied(), "The model", self._core.model)
-            with show_progress(progress, "sweep") as bar, call.configuration.held():
+            with show_progress(progress, "sweep") as bar, call.configuration.applied():
                 frame = _swept(call, asked, self._job.reporting(show, bar))
             self._show(_result(asked, frame))
             return frame

@@ -36,9 +36,9 @@ from nnx_inspector.live.steps import (
     closed_at_exit,
 )
 from nnx_inspector.perturbations.places import AnyPerturbation
-from nnx_inspector.program.analysis.stacks import shown_of, stacks_of
+from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
-from nnx_inspector.program.editing.counting import where_of
+from nnx_inspector.program.editing.position_masks import where_of
 from nnx_inspector.program.function import WatchedCall
 from nnx_inspector.recordings.facts import Facts
 from nnx_inspector.recordings.load import load_or_create
@@ -320,7 +320,9 @@ class _Recorder(LoopCallbacks):
             self._stack(session, apart)
 
     def _stack(self, session: Session, stacks: Mapping[str, int]) -> None:
-        rows = {site: Stack(count, stacks[site]) for site, count in shown_of(stacks).items()}
+        rows = {
+            site: Stack(count, stacks[site]) for site, count in layers_with_rows(stacks).items()
+        }
         session.stacks = {**session.stacks, **rows}
 
     def pass_held(self, session: Session, step: int, one: WatchedPass) -> None:

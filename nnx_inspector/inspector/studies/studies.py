@@ -211,7 +211,7 @@ class Studies:
             switches = core.modes.switches()
             read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
             call = retry_if_donated(read_call, "The model", core.model)
-            with show_progress(progress, asked.what) as bar, call.configuration.held():
+            with show_progress(progress, asked.what) as bar, call.configuration.applied():
                 result = make(call, self._job.reporting(show, bar))
             if isinstance(result, TopExamples):
                 core.recording.keep_table(f"examples of {result.site}", result.columns())

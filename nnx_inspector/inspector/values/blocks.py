@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from nnx_inspector._compat.sharding import automatic
+from nnx_inspector._compat.sharding import with_auto_sharding
 from nnx_inspector.screen.values.blocks import TILE, Component, Tile, to_tile_axes
 from nnx_inspector.stats.arithmetic import real_values
 from nnx_inspector.typing import Array, Float, Function, Num, Value
@@ -45,7 +45,7 @@ ON_DEVICE = OnDevice()
 
 
 @functools.partial(jax.jit, static_argnames="tile")
-@automatic
+@with_auto_sharding
 def _tile(x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
     """The figures of the fine blocks of one tile, or the values of the tile."""
     part = to_tile_axes(lax.dynamic_slice(x, list(starts), tile.sizes), tile.axes)
@@ -126,7 +126,7 @@ def _careful_figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.A
 
 
 @functools.partial(jax.jit, static_argnames=("sizes",))
-@automatic
+@with_auto_sharding
 def _sliced(x: jax.Array, starts: Value, *, sizes: tuple[int, ...]) -> jax.Array:
     return lax.dynamic_slice(x, list(starts), sizes)
 
@@ -153,7 +153,7 @@ def norms(x: Num[Array, "..."], axis: int) -> Float[Array, "..."]:
 
 
 @functools.partial(jax.jit, static_argnames=("axis", "along", "step"))
-@automatic
+@with_auto_sharding
 def _norms(x: jax.Array, start: Value, *, axis: int, along: int | None, step: int) -> jax.Array:
     if along is not None:
         x = lax.dynamic_slice_in_dim(x, start, step, along)

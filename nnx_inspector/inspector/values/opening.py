@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from nnx_inspector._compat.sharding import automatic
+from nnx_inspector._compat.sharding import with_auto_sharding
 from nnx_inspector.arrays import is_array
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
@@ -386,7 +386,7 @@ def _attends(value: jax.Array, front: int, module: object) -> bool:
 
 
 @jax.jit
-@automatic
+@with_auto_sharding
 def _of_first_rows(value: jax.Array) -> tuple[jax.Array, jax.Array]:
     rows = value[(0,) * (value.ndim - 2)][:64].astype(jnp.float32)
     return rows.min(), jnp.abs(rows.sum(axis=-1) - 1).max()

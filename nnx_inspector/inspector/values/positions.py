@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.sharding import auto_sharded, entry
+from nnx_inspector._compat.sharding import auto_sharded, take_index
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.values.cache import Held
 from nnx_inspector.inspector.values.opening import Opening, ReadablePass
@@ -120,7 +120,7 @@ def figures_of(
         same = [one for one in arrays if (one.call, one.name) == (held.call, held.name)]
         gradient = same[0].value if same and same[0].value.shape == held.value.shape else None
     index, left = place.of(example, rows)
-    units = entry(held.value, index).size // inputs.positions
+    units = take_index(held.value, index).size // inputs.positions
     if not 0 <= unit < units:
         raise IndexError(f"{site!r} has {units} units at each position: there is no unit {unit}.")
     found = _figures(held.value, gradient, index=index, axis=left, unit=unit)

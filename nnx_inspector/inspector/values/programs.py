@@ -35,9 +35,9 @@ from nnx_inspector.program.analysis.cost import available_bytes
 from nnx_inspector.program.eager import why_untraceable
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.stage import Staged
+from nnx_inspector.program.stage import StagedCall
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.survey import Mark
 from nnx_inspector.records.backward import backward_pass
 from nnx_inspector.typing import Array, Function, PyTree, Value
 
@@ -152,14 +152,14 @@ class ValuePasses:
         return Program(program)
 
 
-_Found = list[tuple[Marked, list[Value], Array]]
+_Found = list[tuple[Mark, list[Value], Array]]
 """The mark of each call, its values, and how often it took place."""
 
 
-def _kept(stage: Staged, inputs: list[Value], plan: Plan, site: str, part: Part) -> _Found:
+def _kept(stage: StagedCall, inputs: list[Value], plan: Plan, site: str, part: Part) -> _Found:
     _, seen = stage.evaluate(inputs, plan=plan)
     found: _Found = []
-    entered: list[tuple[int, tuple[Marked, list[Value], Array]]] = []
+    entered: list[tuple[int, tuple[Mark, list[Value], Array]]] = []
     for mark, _, one in stage.survey.walk(seen):
         if one is None or mark.site != site:
             continue
@@ -176,7 +176,7 @@ def _kept(stage: Staged, inputs: list[Value], plan: Plan, site: str, part: Part)
 # ------------------------------------------------------------------ gradients
 
 
-def _gradients(stage: Staged, inputs: list[Value], plan: Plan, site: str) -> _Found:
+def _gradients(stage: StagedCall, inputs: list[Value], plan: Plan, site: str) -> _Found:
     of = lambda mark: mark.part == OUTPUT and mark.site == site  # noqa: E731
     _, seen, gradients, _ = backward_pass(stage, inputs, plan, of=of)
     found: _Found = []

@@ -20,7 +20,7 @@ from typing import cast
 
 import numpy as np
 
-from nnx_inspector._compat.launching import started
+from nnx_inspector._compat.launching import programs
 from nnx_inspector.hooks.hook import Hook, change_hooks, open_hooks, restore_hooks
 from nnx_inspector.live.hook import WatchHook
 from nnx_inspector.live.pass_boundaries import TopLevelCall
@@ -105,7 +105,7 @@ class FastPath:
         if regular and hooks and all(map(self._is_mine, hooks)):
             self._thread, self._key = threading.get_ident(), key
             change_hooks(lambda hook: _with_key(hook, key), self._stopped)
-            started.call_after(self._after)
+            programs.call_after_fast_path(self._after)
 
     def is_for(self, key: int) -> bool:
         """Whether jax has missed the present call under this key, not 0, so that it may keep the
@@ -132,7 +132,7 @@ class FastPath:
 
     def _stopped(self) -> None:
         self._thread = None
-        started.call_after(None)
+        programs.call_after_fast_path(None)
 
     def prepare(self) -> None:
         """Stop, and note under which key jax has missed a program."""

@@ -38,9 +38,9 @@ from nnx_inspector.live.programs.program_marks import (
 from nnx_inspector.live.programs.traced_program import EditedProgram, ProgramPass, TracedProgram
 from nnx_inspector.live.programs.value_request import ValueRequest
 from nnx_inspector.perturbations.places import CLEAN, Place, Setting, rows_of
-from nnx_inspector.program.editing.counting import known_mask
-from nnx_inspector.program.editing.editor import WHERE
-from nnx_inspector.program.editing.slots import read
+from nnx_inspector.program.editing.context import WHERE
+from nnx_inspector.program.editing.position_masks import last_mask
+from nnx_inspector.program.editing.slots import read_slots
 from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT
 from nnx_inspector.typing import Array, Params, Value
 
@@ -244,9 +244,9 @@ class Launch:
         """The values of its additional inputs, on the host."""
         out: list[Value] = []
         for (kind, *rest), value in zip(self.edited.keys, self.edited.values, strict=True):
-            if kind == "given":
+            if kind == "launch_input":
                 value = _input_value(self.setting, *rest[0])
-            elif kind == WHERE and (mask := known_mask(*rest)) is not None:
+            elif kind == WHERE and (mask := last_mask(*rest)) is not None:
                 value = mask
             elif kind == WHERE and UNKNOWN_POSITIONS not in self.session.notes:
                 self.session.notes.append(UNKNOWN_POSITIONS)
@@ -258,7 +258,7 @@ class Launch:
         """That of the programs that get these perturbations; see `fast_path`."""
         given = zip(self.edited.keys, self.numbers(), strict=True)
         active = self.setting.active
-        return key_of([x for (kind, *_), x in given if kind == "given"] if active else ())
+        return key_of([x for (kind, *_), x in given if kind == "launch_input"] if active else ())
 
     def _begin(self, order: Sequence[ProgramPass]) -> None:
         begun = self.passes.begun(self.session, self.found, order, self.setting, self.alone)
@@ -276,7 +276,7 @@ class Launch:
         with log_errors(self.session, programs=False):
             seen = functools.cache(functools.partial(self.edited.read, arrays))
             if not self.found.is_known:
-                self._begin(self.found.passes(read(self.edited.seen, jax.device_get(arrays))))
+                self._begin(self.found.passes(read_slots(self.edited.seen, jax.device_get(arrays))))
             for now, what, which in self._parts():
                 message = Message(functools.partial(self._read, seen, which), arrays)
                 if now.sampled:

@@ -27,7 +27,7 @@ from nnx_inspector.hooks.merged_copies import shape_and_kind
 from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import raw_value
-from nnx_inspector.program.editing.sources import Sources, sources_of
+from nnx_inspector.program.editing.input_sources import Sources, input_sources
 from nnx_inspector.program.marks import BEGIN
 from nnx_inspector.program.survey import Survey
 from nnx_inspector.typing import Value, Variable
@@ -93,8 +93,8 @@ class Trees:
 
     @staticmethod
     def of(found: Survey) -> Trees:
-        bare, marks = found.jaxpr, list(sources_of(found, BEGIN))
-        function, names = jit.names_of_inputs(bare)
+        bare, marks = found.jaxpr, list(input_sources(found, BEGIN))
+        function, names = jit.input_names(bare)
         made = Counter(shape_and_kind(v.aval) for v in bare.outvars)
         is_mark = any(item.mark is not None for item in found.items.values())
         if is_mark and len(bare.eqns) == 1:  # it stands for calls on arrays outside every program

@@ -67,7 +67,7 @@ class ProcessGroup:
         number, several = self._number + 1, jax.process_count()
         try:
             self._say(self._job, number, _LEFT if self.leaves else wish)
-            met = self._job.meet(f"{self._name}/step", PATIENCE)
+            met = self._job.wait_at_barrier(f"{self._name}/step", PATIENCE)
             said = self._heard(self._job, number)
         except jax.errors.JaxRuntimeError as error:
             self.disagreement = f"The coordinator of this job does not answer ({error})"
@@ -109,7 +109,7 @@ class ProcessGroup:
         def come() -> None:
             try:
                 self._say(job, self._number + 1, _LEFT)
-                job.meet(f"{self._name}/step", PATIENCE)
+                job.wait_at_barrier(f"{self._name}/step", PATIENCE)
             except jax.errors.JaxRuntimeError:
                 pass  # there is no job any more, so nobody waits
 
@@ -153,7 +153,7 @@ def _meet_all(job: Coordinator, opening: Mapping[str, str], do: str, does: str) 
     number = _meetings = max(_meetings, failed) + 1
     here = f"{_FOLDER}/{number}"
     job.put(f"{here}/{me}", json.dumps(opening))
-    met = job.meet(here, PATIENCE)
+    met = job.wait_at_barrier(here, PATIENCE)
     said = {int(name): json.loads(x) for name, x in job.texts(here).items() if name.isdecimal()}
     if number > 2:  # nobody reads those of the meeting before the last one
         job.forget(f"{_FOLDER}/{number - 2}/{me}")

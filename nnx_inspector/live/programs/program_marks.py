@@ -14,10 +14,10 @@ import numpy as np
 from nnx_inspector.live.inbox import PassData
 from nnx_inspector.live.pass_start import GRADIENT, PassStart
 from nnx_inspector.live.programs.value_request import CallValues
-from nnx_inspector.program.editing.bodies import PASSES
+from nnx_inspector.program.editing.rules import RING_PASSES
 from nnx_inspector.program.marks import INPUT, OUTPUT, PARAMETER
-from nnx_inspector.program.plan import Kept, Seen
-from nnx_inspector.program.survey import Item, Marked
+from nnx_inspector.program.plan import KeptArray, Observation
+from nnx_inspector.program.survey import Item, Mark
 from nnx_inspector.recordings.tree_rows import leaf_key, leaf_of
 from nnx_inspector.stats.gauges import VARIED
 from nnx_inspector.typing import Value
@@ -33,7 +33,7 @@ class Loop:
 
     Attributes:
         item: where it is in the survey.
-        every: it keeps every so many iterations; 0 if it keeps the last `PASSES`.
+        every: it keeps every so many iterations; 0 if it keeps the last `RING_PASSES`.
         first: the first iteration that it keeps.
     """
 
@@ -43,7 +43,7 @@ class Loop:
 
     def row(self, iteration: int) -> int:
         """Where an iteration is among those that are kept."""
-        return iteration // self.every if self.every else iteration % PASSES
+        return iteration // self.every if self.every else iteration % RING_PASSES
 
     def keeps(self, iteration: int) -> bool:
         if self.every:
@@ -64,9 +64,9 @@ class ProgramMark:
             program.
     """
 
-    mark: Marked
+    mark: Mark
     loops: tuple[Loop, ...]
-    seen: Seen | None = None
+    seen: Observation | None = None
     moves: Moves = ()
     begins: int | None = None
 
@@ -133,7 +133,7 @@ def put_values(one: ProgramMark, at: Index, sent: PassData) -> None:
         )
 
 
-def _gauge_of(kept: Kept) -> np.ndarray:
+def _gauge_of(kept: KeptArray) -> np.ndarray:
     return kept.value[0] if isinstance(kept.value, tuple) else kept.value
 
 
@@ -143,7 +143,7 @@ def values_of(one: ProgramMark) -> list[Value]:
     return [each.value[1] for each in kept if isinstance(each.value, tuple)]
 
 
-def differentiated(mark: Marked) -> set[str]:
+def differentiated(mark: Mark) -> set[str]:
     """The paths of the parameters by which a pass is differentiated."""
     begun: PassStart = mark.begun
     paths = ["", *begun.paths]

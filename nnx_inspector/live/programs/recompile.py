@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Hashable
 
 from nnx_inspector._compat.configuration import Configuration, hooks_key
-from nnx_inspector._compat.launching import jitted, started
+from nnx_inspector._compat.launching import jit_calls, programs
 from nnx_inspector.hooks.dispatch import installation
 from nnx_inspector.hooks.hook import (
     Hook,
@@ -34,27 +34,27 @@ MOST_CALLS = 64
 class LoggedCall:
     """A jitted call, and what was open around it."""
 
-    call: jitted.JitCall
+    call: jit_calls.JitCall
     hooks: tuple[Hook, ...]
     configuration: Configuration
 
     def same(self, other: LoggedCall) -> bool:
         """Whether another call would be compiled to the same program."""
-        return self.call.same(other.call) and self.configuration == other.configuration
+        return self.call.compiles_alike(other.call) and self.configuration == other.configuration
 
     def compile(
         self,
         instead: Callable[[Hook], Hook] = lambda x: x,
         *,
         inside: tuple[Hook, ...] = (),
-        change: jitted.Change = lambda _: None,
+        change: jit_calls.Change = lambda _: None,
     ) -> None:
         """Compile it inside more hooks; `instead` maps hooks to their replacements, and `change`
-        the program to what is compiled; see `jitted.JitCall.compile`.
+        the program to what is compiled; see `jit_calls.JitCall.compile`.
         """
         hooks = (*inside, *map(instead, self.hooks))
         installs = [installation()] if hooks else []
-        with self.configuration.held(), open_all(*installs), replace_hooks(hooks):
+        with self.configuration.applied(), open_all(*installs), replace_hooks(hooks):
             self.call.compile(change)
 
 
@@ -76,8 +76,10 @@ class CallLog:
         """Note the calls of this thread."""
         self._thread = threading.get_ident()
 
-    def log(self, program: object, variant: Hashable, made: Callable[[], jitted.JitCall]) -> None:
-        """Note a call, if it is made under the session's hook; see `jitted.JitListener`."""
+    def log(
+        self, program: object, variant: Hashable, made: Callable[[], jit_calls.JitCall]
+    ) -> None:
+        """Note a call, if it is made under the session's hook; see `jit_calls.JitListener`."""
         hooks, mine = open_hooks(), self._is_mine
         under = bool(mine) and hooks_key.value is not None and any(map(mine, hooks))
         if not (under if mine else self._thread == threading.get_ident()):
@@ -85,7 +87,7 @@ class CallLog:
         with self._lock:
             if variant in self._known.get(program, ()):
                 return  # a step repeats the same call, which must cost next to nothing
-        new = LoggedCall(made(), hooks, Configuration.here())
+        new = LoggedCall(made(), hooks, Configuration.current())
         with self._lock:
             kept = [one for one in self._logged if not one.same(new)]
             if len(kept) >= MOST_CALLS:
@@ -116,7 +118,7 @@ class CallLogging:
             # closed; see `_restore_jax`. Without this, the user's step would wait while the program
             # that measures it is compiled.
             if not _undo:
-                jitted.swap_jit_misses(_log, prepare=_prepare, undone=_undo.append)
+                jit_calls.patch_jit_misses(_log, prepare=_prepare, add_undo=_undo.append)
 
     def close(self) -> None:
         global _logging
@@ -141,13 +143,13 @@ def _restore_jax() -> None:
             _undo.pop()
 
 
-def _log(program: object, variant: Hashable, made: Callable[[], jitted.JitCall], /) -> None:
+def _log(program: object, variant: Hashable, made: Callable[[], jit_calls.JitCall], /) -> None:
     for one in _logging:
         one.calls.log(program, variant, made)
 
 
 def _prepare() -> None:
-    started.raise_kept()
+    programs.raise_kept_error()
     drop_closed_hooks()
     if not _logging:
         _restore_jax()

@@ -30,19 +30,19 @@ from nnx_inspector.live.programs.program_marks import (
     values_of,
 )
 from nnx_inspector.live.programs.value_request import ValueRequest
-from nnx_inspector.program.choices.places import with_choices
+from nnx_inspector.program.choices.marking import mark_choices
 from nnx_inspector.program.editing import slots
-from nnx_inspector.program.editing.bodies import PASSES
-from nnx_inspector.program.editing.counting import misfit_of
+from nnx_inspector.program.editing.position_masks import misfit_of
+from nnx_inspector.program.editing.rules import RING_PASSES
+from nnx_inspector.program.instrument import instrument
 from nnx_inspector.program.marks import BEGIN, OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
-from nnx_inspector.program.rewrite import rewritten
 from nnx_inspector.program.survey import (
     Item,
     Survey,
-    calls_given,
-    depths_of,
-    stride_of,
+    calls_with_inputs,
+    row_stride,
+    scan_depths,
     survey,
     without_calls,
     without_jaxprs,
@@ -72,7 +72,7 @@ class EditedProgram:
     """A program of the user's with more inputs and outputs.
 
     Attributes:
-        keys: what its inputs are: `("given", place, call)`, or a constant, whose value is in
+        keys: what its inputs are: `("launch_input", place, call)`, or a constant, whose value is in
             `values`.
         measures: whether it measures.
         seen: the slots of what its marks see, nested like the survey.
@@ -136,7 +136,7 @@ class TracedProgram:
         found = self._survey(program)
         self.trees = Trees.of(found) if whole is None else whole.trees
         self.is_single = len(found.jaxpr.eqns) == 1
-        self._depths = depths_of(found)
+        self._depths = scan_depths(found)
         self._found = without_jaxprs(found)
         self.unseen = dict(found.unseen)
         self.is_empty = not found.items
@@ -159,7 +159,7 @@ class TracedProgram:
         of_places = (x for one in places for x in one.mark.reached)
         of_parameters = (x for one in self.begins for x in one.mark.begun.reached)
         self.reached: frozenset[ReachedSite] = frozenset([*rows, *of_places, *of_parameters])
-        self.takes = tuple(dict.fromkeys(calls_given(found)))
+        self.takes = tuple(dict.fromkeys(calls_with_inputs(found)))
         self._edited: dict[bool | Keep, EditedProgram] = {}
 
     def without(self, program: Jaxpr, others: Set[int]) -> TracedProgram:
@@ -169,7 +169,7 @@ class TracedProgram:
         return TracedProgram(program, self._owner, self._unmeasured, self, others)
 
     def _survey(self, program: Jaxpr) -> Survey:
-        program = with_choices(program, self._owner, finished=True)
+        program = mark_choices(program, self._owner, finished=True)
         found, whole = survey(program, self._owner, finished=True), self._whole
         if whole is None:
             return found
@@ -201,7 +201,7 @@ class TracedProgram:
         if which not in self._edited:
             found = self._survey(program)
             plan = Plan(summarise=measures, keep=keep, unmeasured=self._unmeasured)
-            new = rewritten(found, plan, most_rows=PASSES, join=True, apart=apart)
+            new = instrument(found, plan, most_rows=RING_PASSES, join=True, apart=apart)
             bare = jaxprs.open_jaxpr(program)[0]
             others = new.jaxpr.outvars[len(bare.outvars) :]
             for site in new.outside:
@@ -211,7 +211,7 @@ class TracedProgram:
             if request is not None:
                 types = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in others]
                 kept = [x for one in places for x in values_of(one)]
-                request.require_room(slots.read(kept, types))
+                request.require_room(slots.read_slots(kept, types))
                 several = [one for one in self._edited if isinstance(one, Keep)]
                 for one in several[: 1 - MOST_KEEPING_VARIANTS]:
                     del self._edited[one]
@@ -288,7 +288,7 @@ class TracedProgram:
                     yield from self._iterate_passes(item.children[0], inner, (*around, (loop, i)))
             elif item.kind == "while" and here and here[0]:
                 count = int(iteration_of(here[0][0], rows))
-                loop = Loop(item, 0, max(0, count - PASSES))
+                loop = Loop(item, 0, max(0, count - RING_PASSES))
                 for i in range(count):
                     yield from self._iterate_passes(item.children[1], here[1], (*around, (loop, i)))
             else:
@@ -299,7 +299,7 @@ class TracedProgram:
         if any(loop.every > 1 for loop in loops):
             return 1
         depth = sum(loop.item.kind == "scan" for loop in loops)
-        return stride_of(item, self._depths, depth, PASSES)
+        return row_stride(item, self._depths, depth, RING_PASSES)
 
     def _walk(
         self,

@@ -19,7 +19,7 @@ import numpy as np
 
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.live.inbox import WatchedPass
-from nnx_inspector.program.plan import Keep, Kept
+from nnx_inspector.program.plan import Keep, KeptArray
 from nnx_inspector.stats.summarize import in_words
 from nnx_inspector.typing import Value
 
@@ -41,7 +41,7 @@ class KeepSite(Keep):
 
     def of(
         self, x: jax.Array, where: jax.Array | None = None, *, site: str, mapped: int = 0
-    ) -> Kept:
+    ) -> KeptArray:
         kept = super().of(x, where, site=site, mapped=mapped)
         if not self.values or site != self.site:
             return kept

@@ -16,7 +16,7 @@ from typing import cast
 import jax
 
 from nnx_inspector._compat.configuration import Configuration, hooks_key
-from nnx_inspector._compat.launching import jitted, launch
+from nnx_inspector._compat.launching import jit_calls, launch
 from nnx_inspector.background import Worker, weak_method
 from nnx_inspector.hooks.hook import open_hooks, replace_hooks, without_hooks
 from nnx_inspector.live.hook import WatchHook
@@ -36,7 +36,7 @@ from nnx_inspector.live.programs.recompile import LoggedCall
 from nnx_inspector.live.programs.traced_program import EditedProgram, TracedProgram
 from nnx_inspector.live.programs.value_request import ValueRequest
 from nnx_inspector.perturbations.places import CLEAN, Setting
-from nnx_inspector.program.rewrite import with_presence
+from nnx_inspector.program.instrument import mark_presence
 from nnx_inspector.program.survey import holds_marks
 from nnx_inspector.typing import Function, Jaxpr, Params, PyTree, Value
 
@@ -111,7 +111,7 @@ class Variants:
     # -------------------------------------------------------------------- choosing
 
     holds = staticmethod(holds_marks)
-    with_presence = staticmethod(with_presence)
+    with_presence = staticmethod(mark_presence)
 
     def escaped(self, name: str, /) -> None:
         """Count a program that was compiled ahead, even under our hooks: nothing edits it."""
@@ -131,8 +131,8 @@ class Variants:
         /,
         *,
         alone: Params | None = None,
-        call: jitted.JitStart | None = None,
-    ) -> Launch | launch.Instead | None:
+        call: jit_calls.PendingJitCall | None = None,
+    ) -> Launch | launch.Replacement | None:
         if alone is None and hooks_key.value is None:
             return None  # a program of our own
         session = self._session()
@@ -237,10 +237,10 @@ class Variants:
 
     def _unmeasured(
         self,
-        call: jitted.JitStart,
+        call: jit_calls.PendingJitCall,
         session: WatchedSession,
         read: tuple[TracedProgram, ForeignCalls] | None,
-    ) -> launch.Instead | None:
+    ) -> launch.Replacement | None:
         """What runs in place of a jitted call of which nothing is measured."""
         self._fast_path.number = session.number
         if read is None:
@@ -277,7 +277,7 @@ class Variants:
 
     def _keeps_values(
         self,
-        call: jitted.JitStart | None,
+        call: jit_calls.PendingJitCall | None,
         session: WatchedSession,
         found: TracedProgram,
         program: Jaxpr,
@@ -296,11 +296,11 @@ class Variants:
         if call is None or found.is_single:
             request.set_ready()
             return False
-        compile_it, hooks, configuration = call.compiler(), open_hooks(), Configuration.here()
+        compile_it, hooks, configuration = call.compiler(), open_hooks(), Configuration.current()
 
         def work() -> None:
             try:
-                with configuration.held(), replace_hooks(hooks):
+                with configuration.applied(), replace_hooks(hooks):
                     one = self._launch(session, found, edited, session.setting)
                     compile_it(edited.program, on_device(one.numbers()), edited.outputs)
             except Exception as error:  # noqa: BLE001 - it is the answer
@@ -312,8 +312,8 @@ class Variants:
         return False
 
     def _perturbed(
-        self, call: jitted.JitStart, session: WatchedSession, found: TracedProgram
-    ) -> launch.Instead | None:
+        self, call: jit_calls.PendingJitCall, session: WatchedSession, found: TracedProgram
+    ) -> launch.Replacement | None:
         if not self._has_perturbing(call, session, found):
             self._fast_path.is_for(0)
             return None
@@ -322,7 +322,7 @@ class Variants:
 
         def run() -> PyTree:
             if self._fast_path.is_for(one.key):
-                out = call.directly(edited.program, one.inputs())
+                out = call.run_for_fast_path(edited.program, one.inputs())
             else:
                 out, _ = call.run(edited.program, one.inputs())
             one.take([])
@@ -355,25 +355,27 @@ class Variants:
     def _run_bare(
         self,
         bare: Function,
-        call: jitted.JitStart,
+        call: jit_calls.PendingJitCall,
         session: WatchedSession,
         calls: Sequence[TopLevelCall],
     ) -> PyTree:
         with without_hooks(session.is_mine):
             if self._fast_path.is_for(key_of()):
-                out = call.own()
+                out = call.run_own()
             else:
-                out = call.like_mine(bare(*call.args, **call.kwargs))
+                out = call.with_own_graphdefs(bare(*call.args, **call.kwargs))
         session.inbox.pass_over(calls, session.setting)
         if not session.setting.active:
             self._start_fast(session, key_of())
         return out
 
-    def _users_program(self, call: jitted.JitStart, session: WatchedSession) -> Function | None:
+    def _users_program(
+        self, call: jit_calls.PendingJitCall, session: WatchedSession
+    ) -> Function | None:
         """The user's own function, once a thread has compiled it."""
         if call.program not in self._bare:
             hooks = tuple(hook for hook in open_hooks() if not session.is_mine(hook))
-            noted = LoggedCall(call.made(), hooks, Configuration.here())
+            noted = LoggedCall(call.made(), hooks, Configuration.current())
 
             def compiled() -> Function:
                 noted.compile()
@@ -383,15 +385,15 @@ class Variants:
         return self._bare[call.program]
 
     def _has_perturbing(
-        self, call: jitted.JitStart, session: WatchedSession, found: TracedProgram
+        self, call: jit_calls.PendingJitCall, session: WatchedSession, found: TracedProgram
     ) -> bool:
         """Whether a thread has compiled the program that is perturbed and measures nothing."""
         if call.program not in self._perturbing:
             compile_it, program = call.compiler(), call.program
-            hooks, configuration = open_hooks(), Configuration.here()
+            hooks, configuration = open_hooks(), Configuration.current()
 
             def compiled() -> bool:
-                with configuration.held(), replace_hooks(hooks):
+                with configuration.applied(), replace_hooks(hooks):
                     edited = found.edited(program, measures=False)
                     one = self._launch(session, found, edited, session.setting)
                     compile_it(edited.program, on_device(one.numbers()))
@@ -426,7 +428,7 @@ class Variants:
             session.errors.append(f"compiling ahead: {type(error).__name__}: {error}")
 
 
-class VariantChooser(launch.Taking):
+class VariantChooser(launch.LaunchInterception):
     """While it is open, a session chooses the variants of this thread's programs."""
 
     def __init__(self, variants: Variants):

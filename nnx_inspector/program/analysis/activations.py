@@ -27,14 +27,14 @@ POINTS: Final[Floats] = np.array(
     [-30.0, -10.0, -7.0, -3.0, -1.5, -1.0, -0.5, -0.1, 0.0, 0.1, 0.5, 1.0, 1.5, 3.0, 5.0]
 )
 """The inputs at which a function is evaluated; relu6 counts as a ReLU on them."""
-CLOSE: Final = 1e-3
+TOLERANCE: Final = 1e-3
 """The two forms of GELU differ by 5e-4; other functions differ by more."""
-STEPS: Final = 40
+MAX_STEPS: Final = 40
 """The most equations to evaluate; an activation function has fewer."""
 
 _same: Function = lambda x: x  # noqa: E731
 _erf: Function = np.vectorize(math.erf, otypes=[np.float64])
-_EACH: Final[dict[str, Function]] = {
+_IN_NUMPY: Final[dict[str, Function]] = {
     "convert_element_type": lambda x: np.asarray(x, np.float64),
     "copy": _same, "copy_p": _same, "optimization_barrier": _same, "stop_gradient": _same,
     "broadcast_in_dim": _same, "reshape": _same, "squeeze": _same,
@@ -47,11 +47,11 @@ _EACH: Final[dict[str, Function]] = {
     "eq": np.equal, "ne": np.not_equal, "not": np.logical_not, "and": np.logical_and,
     "or": np.logical_or, "pow": np.power, "clamp": lambda low, x, high: np.clip(x, low, high),
     "select_n": lambda which, *of: np.where(which, of[1], of[0]) if len(of) == 2 else None,
-    **dict.fromkeys(jaxprs.PLACING, _same),
+    **dict.fromkeys(jaxprs.PLACEMENTS, _same),
 }  # fmt: skip
 
 
-def kind_after(
+def activation_after(
     variable: Var,
     uses: Mapping[Atom, Sequence[Equation]],
     made: Mapping[Atom, Equation],
@@ -64,12 +64,12 @@ def kind_after(
     """
     known: dict[Atom, np.ndarray] = {variable: POINTS}
     waiting, ends, done = [variable], list[Atom](), set[int]()
-    while waiting and len(known) < STEPS:
+    while waiting and len(known) < MAX_STEPS:
         one = waiting.pop(0)
         end = one in leaving or one not in uses
         for equation in uses.get(one, ()):
             found = _outputs(equation, known, made)
-            if found is None and _all_known(equation, known, made):
+            if found is None and _has_known_operands(equation, known, made):
                 end = True
             elif found is None:  # other inputs of the equation may become known later
                 end = end or not _is_pending(equation, waiting)
@@ -82,20 +82,20 @@ def kind_after(
     kinds = {_kind_of(known[one]) for one in ends}
     if len(kinds) == 1 and kinds != {""}:
         return kinds.pop()
-    return _on_every_way(variable, known, uses, leaving)
+    return _on_every_path(variable, known, uses, leaving)
 
 
 def _is_pending(equation: Equation, waiting: Sequence[Var]) -> bool:
     return any(v in waiting for v in equation.invars if not jaxprs.is_literal(v))
 
 
-def _all_known(
+def _has_known_operands(
     equation: Equation, known: Mapping[Atom, np.ndarray], made: Mapping[Atom, Equation]
 ) -> bool:
     return all(_is_in(v, known) or _constant(v, made) is not None for v in equation.invars)
 
 
-def _on_every_way(
+def _on_every_path(
     variable: Var,
     known: Mapping[Atom, np.ndarray],
     uses: Mapping[Atom, Sequence[Equation]],
@@ -120,12 +120,12 @@ def _on_every_way(
     return kinds.pop() if len(kinds) == 1 else ""
 
 
-def kind_before(variable: Atom, made: Mapping[Atom, Equation]) -> str:
+def activation_before(variable: Atom, made: Mapping[Atom, Equation]) -> str:
     """The function that a value comes out of, or ""."""
     if jaxprs.is_literal(variable):
         return ""
     near, waiting = list[Atom](), [variable]
-    while waiting and len(near) < STEPS:
+    while waiting and len(near) < MAX_STEPS:
         one = waiting.pop(0)
         if one in near:
             continue
@@ -142,20 +142,20 @@ def kind_before(variable: Atom, made: Mapping[Atom, Equation]) -> str:
 
 def _is_sinusoid(variable: Atom, made: Mapping[Atom, Equation]) -> bool:
     """Whether each element of a value is a product of sines, cosines and numbers."""
-    passed = {*_PLACED, *_CHOSEN, "slice", "mul", "neg", mark.name}
-    found = _sources(variable, _Around(made), passed, numbers=False)
+    passed = {*_UNCHANGED, *_SELECTIONS, "slice", "mul", "neg", mark.name}
+    found = _sources(variable, _Caller(made), passed, numbers=False)
     return bool(found) and all(
         one is not None and one.primitive.name in ("sin", "cos") for one, _ in found
     )
 
 
-_PLACED: Final = {
+_UNCHANGED: Final = {
     *("convert_element_type", "copy", "copy_p", "reshape", "squeeze", "transpose", "pad", "rev"),
     *("broadcast_in_dim", "expand_dims", "reduce_precision"),
-    *jaxprs.PLACING,
+    *jaxprs.PLACEMENTS,
 }
 """Equations that change no value, only its place or precision, and zeros that are put around it."""
-_CHOSEN: Final = {
+_SELECTIONS: Final = {
     "concatenate": slice(None), "stack": slice(None), "select_n": slice(1, None),
     "scatter": slice(0, None, 2), "dynamic_update_slice": slice(2),
 }  # fmt: skip
@@ -165,26 +165,26 @@ _PRODUCTS: Final = frozenset(["dot_general", "conv_general_dilated"])
 
 def is_affine(variable: Atom, made: Mapping[Atom, Equation], site: str) -> bool:
     """Whether a value is what a call of a site receives times something, plus something else."""
-    products = _sources(variable, _Around(made), {*_PLACED, "add", "add_any", "sub"})
+    products = _sources(variable, _Caller(made), {*_UNCHANGED, "add", "add_any", "sub"})
     return any(
         one is not None
         and one.primitive.name in _PRODUCTS
-        and any(_is_received(v, around, site) for v in one.invars)
+        and any(_is_input_of(v, around, site) for v in one.invars)
         for one, around in products
     )
 
 
-def _is_received(variable: Var, around: _Around, site: str) -> bool:
+def _is_input_of(variable: Var, around: _Caller, site: str) -> bool:
     return any(
         one is not None
         and one.primitive is mark
         and (one.params["part"], one.params["site"]) == (INPUT, site)
-        for one, _ in _sources(variable, around, _PLACED)
+        for one, _ in _sources(variable, around, _UNCHANGED)
     )
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Around:
+class _Caller:
     """The equation that makes each value of a jaxpr, and the call that the jaxpr is of."""
 
     made: Mapping[Atom, Equation]
@@ -194,14 +194,14 @@ class _Around:
 
 
 def _sources(
-    variable: Atom, around: _Around, passed: Collection[str], *, numbers: bool = True
-) -> list[tuple[Equation | None, _Around]]:
+    variable: Atom, around: _Caller, passed: Collection[str], *, numbers: bool = True
+) -> list[tuple[Equation | None, _Caller]]:
     """The equations that a value comes from through calls and equations of these names; None for
     an input of the program, and for what lies too far away.
 
     Where `numbers` do not count, nor do arrays without axes.
     """
-    waiting, out, left = [(variable, around)], list[tuple[Equation | None, _Around]](), STEPS
+    waiting, out, left = ([(variable, around)], list[tuple[Equation | None, _Caller]](), MAX_STEPS)
     while waiting and left:
         left -= 1
         one, here = waiting.pop()
@@ -214,9 +214,9 @@ def _sources(
             inner, _ = jaxprs.open_jaxpr(next(jaxprs.sub_jaxprs(equation)))
             makers = {v: each for each in inner.eqns for v in each.outvars}
             result = inner.outvars[equation.outvars.index(one)]
-            waiting.append((result, _Around(makers, equation, inner.invars, here)))
+            waiting.append((result, _Caller(makers, equation, inner.invars, here)))
         elif equation is not None and equation.primitive.name in passed:
-            which = _CHOSEN.get(equation.primitive.name, slice(None))
+            which = _SELECTIONS.get(equation.primitive.name, slice(None))
             waiting.extend((v, here) for v in equation.invars[which])
         else:
             out.append((equation, here))
@@ -244,7 +244,12 @@ def _value(
 
 def _is_elementwise(equation: Equation) -> bool:
     name = equation.primitive.name
-    return equation.primitive is mark or name in _EACH or is_call(equation) or name == "integer_pow"
+    return (
+        equation.primitive is mark
+        or name in _IN_NUMPY
+        or is_call(equation)
+        or name == "integer_pow"
+    )
 
 
 def _outputs(
@@ -254,7 +259,7 @@ def _outputs(
     values = [known[v] if _is_in(v, known) else _constant(v, made) for v in equation.invars]
     if any(value is None for value in values):
         return None
-    found = _applied(equation, values)
+    found = _apply(equation, values)
     return None if found is None else dict(zip(equation.outvars, found, strict=True))
 
 
@@ -270,14 +275,14 @@ def _constant(atom: Atom, made: Mapping[Atom, Equation]) -> np.ndarray | None:
         if jaxprs.is_literal(one) or one in near:
             continue
         equation = made.get(one)
-        if equation is None or not _is_elementwise(equation) or len(near) == STEPS:
+        if equation is None or not _is_elementwise(equation) or len(near) == MAX_STEPS:
             return None
         near[one] = equation
         waiting.extend(equation.invars)
-    return _filled(atom, near, {})
+    return _evaluate_constant(atom, near, {})
 
 
-def _filled(
+def _evaluate_constant(
     atom: Atom, near: Mapping[Atom, Equation], known: dict[Atom, Value]
 ) -> np.ndarray | None:
     if jaxprs.is_literal(atom):
@@ -286,31 +291,31 @@ def _filled(
         return value.astype(np.float64).reshape(()) if is_real else None
     if atom not in known:
         equation = near[atom]
-        values = [_filled(v, near, known) for v in equation.invars]
-        found = None if any(value is None for value in values) else _applied(equation, values)
+        values = [_evaluate_constant(v, near, known) for v in equation.invars]
+        found = None if any(value is None for value in values) else _apply(equation, values)
         known[atom] = None if found is None else found[equation.outvars.index(atom)]
     return known[atom]
 
 
-def _applied(equation: Equation, values: list[Value]) -> list[Value] | None:
+def _apply(equation: Equation, values: list[Value]) -> list[Value] | None:
     name = equation.primitive.name
     if equation.primitive is mark:
         return values
     if is_call(equation):
         inner = next(jaxprs.sub_jaxprs(equation), None)
-        return None if inner is None else _of_program(inner, values)
+        return None if inner is None else _evaluate_program(inner, values)
     if any(getattr(v.aval, "dtype", np.dtype(int)).kind in "iu" for v in equation.outvars):
         return None  # a cast to integers is not an activation
     with np.errstate(all="ignore"):
         if name == "integer_pow":
             return [np.power(values[0], equation.params["y"])]
-        found = None if name not in _EACH else _EACH[name](*values)
+        found = None if name not in _IN_NUMPY else _IN_NUMPY[name](*values)
     return None if found is None else [found]
 
 
-def _of_program(program: Jaxpr, values: list[np.ndarray]) -> list[Value] | None:
+def _evaluate_program(program: Jaxpr, values: list[np.ndarray]) -> list[Value] | None:
     bare, constants = jaxprs.open_jaxpr(program)
-    if len(bare.invars) != len(values) or len(bare.eqns) > STEPS or bare.constvars or constants:
+    if len(bare.invars) != len(values) or len(bare.eqns) > MAX_STEPS or bare.constvars or constants:
         return None
     known = dict(zip(bare.invars, values, strict=True))
     made = {v: equation for equation in bare.eqns for v in equation.outvars}
@@ -340,6 +345,6 @@ def _kind_of(values: np.ndarray) -> str:
         "gelu": POINTS * (1 + _erf(POINTS / math.sqrt(2))) / 2,
     }
     for kind, expected in shapes.items():
-        if (np.abs(found - expected) <= CLOSE).all():
+        if (np.abs(found - expected) <= TOLERANCE).all():
             return kind
     return ""

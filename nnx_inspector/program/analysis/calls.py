@@ -27,8 +27,8 @@ from nnx_inspector.program.analysis.describe import in_words, value_in_words
 from nnx_inspector.program.analysis.equations import Body, bodies_of, kind_of
 from nnx_inspector.program.analysis.identity import Values
 from nnx_inspector.program.changes import ChangedVariable, mark_changes, pair_of
-from nnx_inspector.program.eager import Equation as RanEquation
-from nnx_inspector.program.editing.counting import counting
+from nnx_inspector.program.eager import EagerEquation as RanEquation
+from nnx_inspector.program.editing.position_masks import mask_params
 from nnx_inspector.program.marks import (
     BEGIN,
     CHANGE,
@@ -39,9 +39,9 @@ from nnx_inspector.program.marks import (
     mark_arguments,
     mark_tree,
 )
-from nnx_inspector.program.members import within
+from nnx_inspector.program.members import member_scope
 from nnx_inspector.program.structure import Structure, is_whole
-from nnx_inspector.program.survey import counted_in, members_of
+from nnx_inspector.program.survey import is_masked, members_of
 from nnx_inspector.typing import Equation, Function, Jaxpr, Kwargs, Owner, PyTree, Value
 
 
@@ -105,12 +105,12 @@ class TracedCall:
     arrays: tuple[tuple[str, str], ...] = ()
     counted: bool = False
 
-    def returning(
+    def with_output(
         self, text: str, arrays: Sequence[Value], structure: Structure | None = None
     ) -> TracedCall:
         """The call with its output, given in words and as arrays (or abstract arrays)."""
         lone = arrays[0] if len(arrays) == 1 else None
-        named = [] if structure is None else structure.named()
+        named = [] if structure is None else structure.named_arrays()
         return dataclasses.replace(
             self,
             output=text,
@@ -138,7 +138,7 @@ class CallSite:
     first: tuple[int, ...] | None
 
 
-class Modules:
+class ParameterSizes:
     """A model's modules by path, and the size of their parameters, computed once for each."""
 
     def __init__(self, modules: Mapping[str, nnx.Module]):
@@ -179,7 +179,7 @@ def _stacked(whole: tuple[int, ...] | None, inside: tuple[int, ...] | None) -> i
 
 
 @dataclasses.dataclass(frozen=True)
-class _Where:
+class _Position:
     """The part of the program that an equation is in."""
 
     times: int | None = 1
@@ -191,7 +191,7 @@ class _Where:
 
 
 class _Walk:
-    def __init__(self, modules: Modules, owner: Owner, weights: Sequence[Any]):
+    def __init__(self, modules: ParameterSizes, owner: Owner, weights: Sequence[Any]):
         self.trails = Trails()
         for weight in weights:
             self.trails.put(weight, FIXED)
@@ -202,7 +202,7 @@ class _Walk:
         self.flops: list[float | None] = [0.0]  # of the program, then of each open call or branch
         self.forwarded: dict[int, Any] = {}
 
-    def enter(self, jaxpr: Jaxpr, where: _Where) -> None:
+    def enter(self, jaxpr: Jaxpr, where: _Position) -> None:
         bare, _ = jaxprs.open_jaxpr(jaxpr)
         values, outside = Values(bare, self.forwarded), len(self.open)
         for equation in bare.eqns:
@@ -218,13 +218,13 @@ class _Walk:
             if bodies:
                 self._control(equation, bodies, where)
             else:
-                self._add(_times(equation_flops(equation), where.times))
+                self._add(_total_flops(equation_flops(equation), where.times))
                 if where.known and not where.again:
                     self._attend(equation)
         while len(self.open) > outside:  # a call that does not return within this jaxpr
             self._close()
 
-    def _follow(self, equation: Equation, body: Body, within: _Where, *, known: bool) -> None:
+    def _follow(self, equation: Equation, body: Body, within: _Position, *, known: bool) -> None:
         inside, _ = jaxprs.open_jaxpr(body.jaxpr)
         if not known or within.again or body.operands is None or body.results is None:
             return self.enter(body.jaxpr, within)
@@ -247,7 +247,7 @@ class _Walk:
         total = self.flops[-1]
         self.flops[-1] = None if total is None or flops is None else total + flops
 
-    def _mark(self, equation: Equation, values: Values, where: _Where) -> None:
+    def _mark(self, equation: Equation, values: Values, where: _Position) -> None:
         params, part = equation.params, equation.params["part"]
         begun = params.get("call")  # not of one that could not be attributed
         if begun and not begun.source:  # such as an operation in a function that jax has inlined
@@ -269,21 +269,23 @@ class _Walk:
             arrays = [v.aval for v in equation.invars]
             members = None if where.loops else members_of(equation)
             how = {"members": 0 if members is None else members.count}
-            call = dataclasses.replace(call, counted=counted_in(equation), **how)
-            self.calls[self.open[-1]] = call.returning(params["text"], arrays, params["structure"])
+            call = dataclasses.replace(call, counted=is_masked(equation), **how)
+            self.calls[self.open[-1]] = call.with_output(
+                params["text"], arrays, params["structure"]
+            )
             self._close()
 
     def _replace(self, **fields: object) -> None:
         self.calls[self.open[-1]] = dataclasses.replace(self.calls[self.open[-1]], **fields)
 
-    def _return_to(self, call: CallSite, where: _Where) -> None:
+    def _return_to(self, call: CallSite, where: _Position) -> None:
         """Make a call the innermost open one, even if marks between were dropped by a transform."""
         if not any(self.calls[n].site == call.key for n in reversed(self.open)):
             self._begin(call, where)
         while self.calls[self.open[-1]].site != call.key:
             self._close()
 
-    def _begin(self, call: CallSite, where: _Where) -> None:
+    def _begin(self, call: CallSite, where: _Position) -> None:
         parent = self.open[-1] if self.open else None
         begun = self.modules.begin(call, "(not seen)", len(self.open), parent)
         self.open.append(len(self.calls))
@@ -303,7 +305,7 @@ class _Walk:
         self.calls[number] = dataclasses.replace(self.calls[number], flops=flops)
         self._add(flops)
 
-    def _control(self, equation: Equation, bodies: Sequence[Body], where: _Where) -> None:
+    def _control(self, equation: Equation, bodies: Sequence[Body], where: _Position) -> None:
         source = _source_of(equation) or where.source
         again = where.again or eqn_params.is_recomputation(equation)
         branches: list[float | None] = []
@@ -313,7 +315,9 @@ class _Walk:
                 times = None if body.times is None else times * body.times
             conditional = where.conditional or body.conditional
             loops = where.loops or kind_of(equation) in ("scan", "while")
-            inside = _Where(times, conditional=conditional, source=source, again=again, loops=loops)
+            inside = _Position(
+                times, conditional=conditional, source=source, again=again, loops=loops
+            )
             if not body.conditional:
                 self._follow(equation, body, inside, known=where.known)
                 continue
@@ -325,7 +329,7 @@ class _Walk:
             self._add(max(known) if len(known) == len(branches) else None)
 
 
-def _times(flops: float | None, times: int | None) -> float | None:
+def _total_flops(flops: float | None, times: int | None) -> float | None:
     if not flops:  # zero times any number is zero; None stays None
         return flops
     return None if times is None else flops * times
@@ -342,7 +346,7 @@ def _source_of(equation: Equation) -> str:
 def calls_of(
     jaxpr: Jaxpr,
     owner: object,
-    modules: Modules,
+    modules: ParameterSizes,
     source: str,
     *,
     known: bool = True,
@@ -360,18 +364,18 @@ def calls_of(
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     fixed = [v for number, v in enumerate(bare.invars) if number in weights]
     walk = _Walk(modules, owner, fixed)
-    walk.enter(jaxpr, _Where(source=source, known=known))
+    walk.enter(jaxpr, _Position(source=source, known=known))
     return tuple(walk.calls)
 
 
-class History:
+class CallHistory:
     """The calls of one pass as their Python code ran, as far as known without the program.
 
     Attributes:
         calls: the calls, in the order in which they began.
     """
 
-    def __init__(self, modules: Modules):
+    def __init__(self, modules: ParameterSizes):
         self.calls: list[TracedCall] = []
         self._modules = modules
         self._open: list[int] = []
@@ -394,7 +398,7 @@ class History:
         """Record that the innermost call returns."""
         leaves = jax.tree.leaves(output, is_leaf=is_whole)
         arrays = [x for x in leaves if isinstance(x, jax.Array)]
-        self.calls[self._open[-1]] = self.calls[self._open[-1]].returning(text, arrays)
+        self.calls[self._open[-1]] = self.calls[self._open[-1]].with_output(text, arrays)
         self._open.pop()
 
     def fail(self, error: Exception) -> bool:
@@ -412,7 +416,7 @@ class History:
 
     def close(self) -> None:
         """Release the model and the exception: jit caches keep hooks, which keep this object."""
-        self._modules, self._error = Modules({}), None
+        self._modules, self._error = ParameterSizes({}), None
 
 
 def error_in_words(error: BaseException) -> str:
@@ -425,14 +429,14 @@ class MarkCalls:
     """Marks where a call begins, the Variables that it changes, and what it returns."""
 
     owner: Owner
-    history: History = dataclasses.field(compare=False, repr=False)
+    history: CallHistory = dataclasses.field(compare=False, repr=False)
 
     def __call__(
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
     ) -> PyTree:
         module, site, kind = context.module, context.site or "", context.type_name
         part = shared_contents(module if context.kind == "method" else None)
-        with sources.calling() as (source, inner), part as before, within(module):
+        with sources.caller_scope() as (source, inner), part as before, member_scope(module):
             is_linen = context.kind == "linen"
             arrays = linen.parameter_arrays(module) if is_linen else parameter_arrays(before)
             call = CallSite(site, _path(context), kind, source, _first_shape(arrays))
@@ -440,7 +444,7 @@ class MarkCalls:
             # an inner function's trace may be reused elsewhere: there its equation has the line
             call = dataclasses.replace(call, source="" if inner else source)
             params = {"owner": self.owner, "site": site, "call": call}
-            counts = counting(self.owner)
+            counts = mask_params(self.owner)
             try:
                 args, kwargs = mark_arguments(args, kwargs, context, part=BEGIN, **params)
                 out = next_fun(*args, **kwargs)
@@ -464,7 +468,7 @@ class MarkInputs:
     """Marks what a method receives, after interceptors."""
 
     owner: Owner
-    history: History = dataclasses.field(compare=False, repr=False)
+    history: CallHistory = dataclasses.field(compare=False, repr=False)
 
     def __call__(
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
@@ -473,7 +477,7 @@ class MarkInputs:
         self.history.receive(text)
         call = CallSite(site, _path(context), context.type_name, "", None)
         params = {"owner": self.owner, "site": site, "part": INPUT, "text": text, "call": call}
-        args, kwargs = mark_arguments(args, kwargs, context, **params, **counting(self.owner))
+        args, kwargs = mark_arguments(args, kwargs, context, **params, **mask_params(self.owner))
         return next_fun(*args, **kwargs)
 
 

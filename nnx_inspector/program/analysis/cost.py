@@ -57,14 +57,14 @@ def equation_flops(equation: Equation) -> float | None:
     out = equation.outvars[0].aval
     if not jnp.issubdtype(out.dtype, jnp.inexact):
         return 0.0
-    counted = _KNOWN[name](equation) if name in _KNOWN else math.prod(out.shape)
+    counted = _FORMULAS[name](equation) if name in _FORMULAS else math.prod(out.shape)
     return None if counted is None else float(counted)
 
 
 def is_arithmetic(equation: Equation) -> bool:
     """Whether an equation's name alone says what it computes, whatever jaxprs it holds."""
     name = equation.primitive.name
-    return name in _FREE or name in _ELEMENTWISE or name in _KNOWN
+    return name in _FREE or name in _ELEMENTWISE or name in _FORMULAS
 
 
 def _product(equation: Equation) -> float:
@@ -96,7 +96,7 @@ def _largest(equation: Equation) -> float:
     return max(math.prod(v.aval.shape) for v in equation.invars)
 
 
-def _updates(equation: Equation) -> float:
+def _update_size(equation: Equation) -> float:
     return math.prod(equation.invars[-1].aval.shape)
 
 
@@ -128,7 +128,7 @@ def _results(equation: Equation) -> int:
     return math.prod(equation.outvars[0].aval.shape)
 
 
-_KNOWN: dict[str, Callable[[Equation], float | None]] = {
+_FORMULAS: dict[str, Callable[[Equation], float | None]] = {
     "dot_general": _product,
     "ragged_dot_general": _ragged_product,
     "conv_general_dilated": _convolution,
@@ -141,8 +141,8 @@ _KNOWN: dict[str, Callable[[Equation], float | None]] = {
     ),
     **dict.fromkeys(["reduce", "reduce_sum", "reduce_prod", "reduce_max", "reduce_min"], _largest),
     **dict.fromkeys(["cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"], _largest),
-    **dict.fromkeys(["scatter-add", "scatter-mul", "scatter-max", "scatter-min"], _updates),
-    **dict.fromkeys(["select_and_scatter", "select_and_scatter_add"], _updates),
+    **dict.fromkeys(["scatter-add", "scatter-mul", "scatter-max", "scatter-min"], _update_size),
+    **dict.fromkeys(["select_and_scatter", "select_and_scatter_add"], _update_size),
 }
 
 
@@ -181,11 +181,11 @@ def available_bytes(device: Any) -> int:
     figures = device.memory_stats() if device.platform != "cpu" else None
     if figures and "bytes_limit" in figures:
         return max(0, figures["bytes_limit"] - figures.get("bytes_in_use", 0))
-    found = [n for n in (_of_machine(), _of_container()) if n is not None]
+    found = [n for n in (_machine_bytes(), _container_bytes()) if n is not None]
     return min(found) if found else _UNKNOWN
 
 
-def _of_machine() -> int | None:
+def _machine_bytes() -> int | None:
     if _MEMINFO.exists():
         for line in _MEMINFO.read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -196,7 +196,7 @@ def _of_machine() -> int | None:
     return None
 
 
-def _of_container() -> int | None:
+def _container_bytes() -> int | None:
     limit, current = (_GROUP / name for name in ("memory.max", "memory.current"))
     if not limit.exists() or not current.exists():
         return None

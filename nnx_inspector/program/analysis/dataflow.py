@@ -91,7 +91,7 @@ _NONE: _Stems = frozenset()
 
 
 @dataclasses.dataclass(frozen=True)
-class _Meeting:
+class _StemsAt:
     """A value that a call receives or returns, with its stems."""
 
     site: str
@@ -108,7 +108,7 @@ class _Flow:
     """The effect of a jaxpr on stems."""
 
     results: tuple[_Stems, ...]
-    meetings: tuple[_Meeting, ...]
+    meetings: tuple[_StemsAt, ...]
     sites: frozenset[str]
 
 
@@ -123,7 +123,7 @@ def dataflow(
     producer), the value is part of what the consumer returns.
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    flow = _Follow(owner).flow(bare, (False,) * len(bare.invars))
+    flow = _Analysis(owner).flow(bare, (False,) * len(bare.invars))
     between: dict[Edge, None] = {}
     across: dict[Edge, None] = {}
     for meeting in flow.meetings:
@@ -152,7 +152,7 @@ def inputs_received(
     """
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     found: dict[int, dict[str, bool]] = {}
-    for meeting in _Follow(owner, sites).flow(bare, (True,) * len(bare.invars)).meetings:
+    for meeting in _Analysis(owner, sites).flow(bare, (True,) * len(bare.invars)).meetings:
         for number in filter(lambda stem: isinstance(stem, int), meeting.stems):
             if meeting.received:
                 of, same = found.setdefault(number, {}), meeting.value == id(bare.invars[number])
@@ -164,7 +164,7 @@ def _in_order(source: _Source) -> Any:
     return source.site, source.received, len(source.around), source.within
 
 
-def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
+def _arrivals(meetings: Iterable[_StemsAt]) -> Iterator[Arrival]:
     numbers: dict[int, int] = {}
     for meeting in meetings:
         yield Arrival(
@@ -181,7 +181,7 @@ def _arrivals(meetings: Iterable[_Meeting]) -> Iterator[Arrival]:
         )
 
 
-class _Follow:
+class _Analysis:
     def __init__(self, owner: Owner, only: Collection[str] | None = None):
         self.owner, self.only = owner, only
         self.known: dict[Hashable, tuple[OpenJaxpr, _Flow]] = {}
@@ -196,7 +196,7 @@ class _Follow:
 
     def _go_through(self, bare: OpenJaxpr, fed: tuple[bool, ...]) -> _Flow:
         entering = {v: frozenset([i]) for i, v in enumerate(bare.invars) if fed[i]}
-        here = _Here(entering)
+        here = _JaxprState(entering)
         for equation in bare.eqns:
             stems = [here.read(v) for v in equation.invars]
             results = self._apply(equation, stems, here)
@@ -204,7 +204,9 @@ class _Follow:
         results = tuple(here.read(v) for v in bare.outvars)
         return _Flow(results, tuple(here.meetings), frozenset(here.sites))
 
-    def _apply(self, equation: Equation, stems: list[_Stems], here: _Here) -> Sequence[_Stems]:
+    def _apply(
+        self, equation: Equation, stems: list[_Stems], here: _JaxprState
+    ) -> Sequence[_Stems]:
         if equation.primitive is mark:
             params = equation.params
             own = params["owner"] == self.owner and params["part"] in (BEGIN, INPUT, OUTPUT)
@@ -232,7 +234,7 @@ class _Follow:
                     results[i] |= had
         return results
 
-    def _enter(self, body: Body, stems: Sequence[_Stems], here: _Here) -> list[_Stems]:
+    def _enter(self, body: Body, stems: Sequence[_Stems], here: _JaxprState) -> list[_Stems]:
         bare, _ = jaxprs.open_jaxpr(body.jaxpr)
         if body.operands is None:  # not known how operands enter: all to all
             stems = [frozenset().union(*stems)] * len(bare.invars)
@@ -243,7 +245,7 @@ class _Follow:
         return [_resolved(here.placed(out), stems) for out in flow.results]
 
     def _loop(
-        self, body: Jaxpr, stems: Sequence[_Stems], consts: int, carry: int, here: _Here
+        self, body: Jaxpr, stems: Sequence[_Stems], consts: int, carry: int, here: _JaxprState
     ) -> list[_Stems]:
         start, end, number = consts, consts + carry, id(body)
         around = list(stems[start:end])
@@ -283,7 +285,7 @@ def _resolved(stems: _Stems, entering: Sequence[_Stems]) -> _Stems:
 
 
 @dataclasses.dataclass
-class _Open:
+class _OpenCall:
     """An open call: the sites called inside it, and the stems of its inputs outside it."""
 
     site: str
@@ -294,14 +296,14 @@ class _Open:
 _site_of = operator.attrgetter("site")
 
 
-class _Here:
+class _JaxprState:
     """The state of the jaxpr being processed: stems of its variables, open calls, and meetings."""
 
     def __init__(self, stems: dict[Atom, _Stems]) -> None:
         self.stems = stems
-        self.meetings: list[_Meeting] = []
+        self.meetings: list[_StemsAt] = []
         self.sites: set[str] = set()
-        self.open: list[_Open] = []
+        self.open: list[_OpenCall] = []
         self.first: dict[Atom, int] = {}
 
     def read(self, atom: Atom) -> _Stems:
@@ -311,7 +313,7 @@ class _Here:
         params, part = equation.params, equation.params["part"]
         site, inside = params["site"], set[str]()
         if part == BEGIN or (part == INPUT and not (self.open and self.open[-1].site == site)):
-            self.open.append(_Open(site))
+            self.open.append(_OpenCall(site))
         if part == BEGIN:
             return stems
         around = self.stack()[:-1]
@@ -331,7 +333,7 @@ class _Here:
             if stem:
                 shape, within = structure.leaves[leaf], frozenset(inside)
                 value = self.value(atom)
-                meeting = _Meeting(site, part == INPUT, shape, stem, value, around, within)
+                meeting = _StemsAt(site, part == INPUT, shape, stem, value, around, within)
                 self.meetings.append(meeting)
         return [result] * len(stems)
 

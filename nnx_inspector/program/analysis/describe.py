@@ -48,21 +48,21 @@ def value_in_words(value: object) -> str:
 
 def _container(value: object) -> str:
     if isinstance(value, dict):
-        return "{" + _some([f"{k}: {value_in_words(v)}" for k, v in value.items()]) + "}"
+        return "{" + _join([f"{k}: {value_in_words(v)}" for k, v in value.items()]) + "}"
     if isinstance(value, tuple) and (names := own_attribute(value, "_fields")) is not None:
         named = zip(names, value, strict=True)
-        return f"{type(value).__name__}({_some([f'{k}={value_in_words(v)}' for k, v in named])})"
+        return f"{type(value).__name__}({_join([f'{k}={value_in_words(v)}' for k, v in named])})"
     if isinstance(value, list):
-        return f"[{_some([value_in_words(v) for v in value])}]"
+        return f"[{_join([value_in_words(v) for v in value])}]"
     if isinstance(value, tuple):
-        inside = _some([value_in_words(v) for v in value])
+        inside = _join([value_in_words(v) for v in value])
         return f"({inside},)" if len(value) == 1 else f"({inside})"
     leaves = jax.tree.leaves(value, is_leaf=is_whole)
     if len(leaves) == 1 and leaves[0] is value:
         return type(value).__name__  # not a pytree: its fields are private
-    return f"{type(value).__name__}({_some([value_in_words(leaf) for leaf in leaves])})"
+    return f"{type(value).__name__}({_join([value_in_words(leaf) for leaf in leaves])})"
 
 
-def _some(parts: list[str]) -> str:
+def _join(parts: list[str]) -> str:
     more = len(parts) - _LONGEST
     return ", ".join(parts if more <= 0 else [*parts[:_LONGEST], f"... {more} more"])

@@ -118,7 +118,7 @@ def _cond(equation: Equation) -> tuple[Body, ...]:
 
 def _shard_map(equation: Equation) -> tuple[Body, ...]:
     (jaxpr,), params = jaxprs.sub_jaxprs(equation), equation.params
-    body = _whole(jaxpr, times=eqn_params.devices_of(equation))
+    body = _whole(jaxpr, times=eqn_params.device_count(equation))
     specs = tuple(params["in_specs"]), tuple(params["out_specs"])
     return (dataclasses.replace(body, taken=specs[0], given=specs[1]),)
 

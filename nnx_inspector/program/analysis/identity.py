@@ -18,8 +18,11 @@ from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr
 Order = tuple[int, ...] | None
 """A permutation of axes, or None for none."""
 
-_IDENTITY = jaxprs.SAME | {"nnx_inspector_mark", "nnx_inspector_held"}
-_SAME_IF_ALIKE = {"reshape", "convert_element_type", "broadcast_in_dim"}
+IDENTITIES = jaxprs.IDENTITIES | {"nnx_inspector_mark", "nnx_inspector_parameter"}
+"""The primitives whose results are their operands: jax's and ours."""
+CASTS = IDENTITIES | {"convert_element_type", "reduce_precision"}
+"""The same, and those that change nothing but the dtype."""
+_IDENTITY_IF_SAME_TYPE = {"reshape", "convert_element_type", "broadcast_in_dim"}
 
 
 class Values:
@@ -54,16 +57,16 @@ class Values:
             if passed is None:
                 return atom, order
             operand, first = passed
-            atom, order = equation.invars[operand], _after(order, first)
+            atom, order = equation.invars[operand], _compose(order, first)
 
     def passed_through(self, equation: Equation, position: int) -> tuple[int, Order] | None:
         """The operand that an equation's result equals, with the order of axes, or None."""
         name, params = equation.primitive.name, equation.params
-        if name in _IDENTITY:
+        if name in IDENTITIES:
             return position, None
         if name == "transpose":
             return 0, tuple(params["permutation"])
-        if name in _SAME_IF_ALIKE:
+        if name in _IDENTITY_IF_SAME_TYPE:
             a, b = equation.invars[0].aval, equation.outvars[0].aval
             return (0, None) if (a.shape, a.dtype) == (b.shape, b.dtype) else None
         found = {
@@ -107,14 +110,14 @@ class Values:
         return self._known[id(bare)][1]
 
 
-def handed_on(equation: Equation) -> list[int | None]:
+def forwarded_operands(equation: Equation) -> list[int | None]:
     """For each result of an equation, the number of the operand that it equals, or None."""
     values = Values(equation)
     found = [values.passed_through(equation, i) for i in range(len(equation.outvars))]
     return [None if one is None or one[1] is not None else one[0] for one in found]
 
 
-def _after(order: Order, first: Order) -> Order:
+def _compose(order: Order, first: Order) -> Order:
     """The order of axes after permuting first by `first`, then by `order`."""
     if first is None or order is None:
         whole = order if first is None else first

@@ -58,12 +58,12 @@ def flow_of(jaxpr: Jaxpr, owner: object, received: Iterable[int], held: Mapping[
             entering.append(walk.stems(held[number], held[number], Role.PARAMETERS))
         else:
             entering.append(_NONE)
-    walk.enter(bare, entering, (), _Where())
-    return _thinned(walk)
+    walk.enter(bare, entering, (), _Position())
+    return _reduced_graph(walk)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Where:
+class _Position:
     """Where a jaxpr is entered: in which outermost loop, and what decided that it runs."""
 
     loop: int = -1
@@ -88,7 +88,7 @@ class _Walk:
         return frozenset([(number, 0)])
 
     def enter(
-        self, bare: OpenJaxpr, entering: Sequence[_Stems], path: tuple[int, ...], where: _Where
+        self, bare: OpenJaxpr, entering: Sequence[_Stems], path: tuple[int, ...], where: _Position
     ) -> list[_Stems]:
         known = dict(zip(bare.invars, entering, strict=True))
 
@@ -105,7 +105,7 @@ class _Walk:
         return [read(v) for v in bare.outvars]
 
     def _mark(
-        self, equation: Equation, stems: list[_Stems], path: tuple[int, ...], where: _Where
+        self, equation: Equation, stems: list[_Stems], path: tuple[int, ...], where: _Position
     ) -> list[_Stems]:
         params = equation.params
         if params.get("part") != OUTPUT or params["owner"] != self.owner:
@@ -121,14 +121,14 @@ class _Walk:
         return out
 
     def _apply(
-        self, equation: Equation, stems: list[_Stems], path: tuple[int, ...], where: _Where
+        self, equation: Equation, stems: list[_Stems], path: tuple[int, ...], where: _Position
     ) -> list[_Stems]:
         everything = _NONE.union(*stems)
         bodies = () if eqn_params.is_recomputation(equation) else bodies_of(equation)
         if not bodies:
             floats = any(_is_float(v) for v in equation.invars)
             return [
-                _with(everything, CHOICE) if floats and not _is_float(v) else everything
+                _with_flag(everything, CHOICE) if floats and not _is_float(v) else everything
                 for v in equation.outvars
             ]
         if not any(body.results for body in bodies):  # it is not known how values come out
@@ -138,7 +138,7 @@ class _Walk:
         for number, body in enumerate(sorted(bodies, key=lambda body: body.tests)):
             chosen, here = _NONE, where
             if body.conditional:
-                chosen = _with(stems[0], CHOICE)
+                chosen = _with_flag(stems[0], CHOICE)
                 here = dataclasses.replace(where, decided=where.decided | chosen)
             entering, start = [stems[i] for i in body.operands or ()], body.consts
             if body.tests:
@@ -153,7 +153,7 @@ class _Walk:
         return results
 
     def _enter(
-        self, body: Body, stems: Sequence[_Stems], path: tuple[int, ...], where: _Where
+        self, body: Body, stems: Sequence[_Stems], path: tuple[int, ...], where: _Position
     ) -> list[_Stems]:
         bare, _ = jaxprs.open_jaxpr(body.jaxpr)
         if body.operands is None:  # not known how operands enter: all to all
@@ -168,7 +168,7 @@ class _Walk:
         bare: OpenJaxpr,
         stems: Sequence[_Stems],
         path: tuple[int, ...],
-        where: _Where,
+        where: _Position,
     ) -> list[_Stems]:
         start, end = body.consts, body.consts + body.carry
         outermost = where.loop < 0
@@ -177,11 +177,11 @@ class _Walk:
         entering = list(stems)
         if outermost:
             where = dataclasses.replace(where, loop=self.loops.setdefault(path, len(self.loops)))
-            entering[start:end] = [_with(one, FIRST | turned) for one in stems[start:end]]
+            entering[start:end] = [_with_flag(one, FIRST | turned) for one in stems[start:end]]
         while True:
             results = self.enter(bare, entering, path, where)
             again = [
-                had | _with(out, around)
+                had | _with_flag(out, around)
                 for had, out in zip(entering[start:end], results, strict=False)
             ]
             if again == entering[start:end]:
@@ -190,7 +190,7 @@ class _Walk:
             entering[start:end] = again
 
 
-def _with(stems: _Stems, flag: int) -> _Stems:
+def _with_flag(stems: _Stems, flag: int) -> _Stems:
     return frozenset((number, how | flag) for number, how in stems)
 
 
@@ -199,7 +199,7 @@ def _is_float(variable: Atom) -> bool:
     return dtype is not None and getattr(dtype, "kind", "V") not in "biu"
 
 
-def _thinned(walk: _Walk) -> Flow:
+def _reduced_graph(walk: _Walk) -> Flow:
     """The graph without what it says twice: edges that other edges imply, and the parameters of
     modules that only these modules use.
 

@@ -36,7 +36,7 @@ def _layers(calls: Sequence[TracedCall], call: TracedCall) -> int:
     return found or call.members
 
 
-def shown_of(stacks: Mapping[str, int]) -> dict[str, int]:
+def layers_with_rows(stacks: Mapping[str, int]) -> dict[str, int]:
     """Site -> how many of its layers have rows: the first ones, within the bound on all rows."""
     most = MOST_LAYERS
     while most > 1 and sum(min(n, most) for n in stacks.values()) > MOST_LAYER_ROWS:

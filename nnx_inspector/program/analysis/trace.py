@@ -35,20 +35,20 @@ from nnx_inspector.hooks.variables import (
     variables_by_path,
 )
 from nnx_inspector.program.analysis.calls import (
-    History,
+    CallHistory,
     MarkCalls,
     MarkInputs,
-    Modules,
+    ParameterSizes,
     TracedCall,
     calls_of,
     error_in_words,
 )
 from nnx_inspector.program.analysis.dataflow import Arrival, Edge, dataflow
-from nnx_inspector.program.editing.counting import Where, counting_hooks
-from nnx_inspector.program.function import Function, as_function, roots_of
+from nnx_inspector.program.editing.position_masks import Where, mask_hooks
+from nnx_inspector.program.function import ModuleFunction, module_function, roots_of
 from nnx_inspector.program.marking import MarkUnattributed
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.stage import HooksOf, Staged, Tracing, staged
+from nnx_inspector.program.stage import CachedTrace, HooksOf, StagedCall, stage_call
 from nnx_inspector.typing import Kwargs, Params
 
 if TYPE_CHECKING:
@@ -124,14 +124,14 @@ class Trace:
         if not self.error:
             name += " (while)" if call.times is None else f" x{call.times}" * (call.times != 1)
             name += " (cond)" * call.conditional
-        flops = ("" if self.error else "?") if call.flops is None else _short(call.flops)
+        flops = ("" if self.error else "?") if call.flops is None else _short_number(call.flops)
         raised = call.error.splitlines()[0][:60] if call.error else ""
         return (
             "  " * call.depth + name,
             call.type,
             call.inputs,
             call.output or (f"raised {raised}" if raised else "(did not return)"),
-            _short(call.parameters) if call.parameters else "",
+            _short_number(call.parameters) if call.parameters else "",
             flops,
             self._own_changes(number),
         )
@@ -150,7 +150,7 @@ class Trace:
         return ", ".join(own if len(own) <= 3 else [*own[:3], f"... {len(own) - 3} more"])
 
 
-def _short(number: float) -> str:
+def _short_number(number: float) -> str:
     for limit, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if number >= limit:
             return f"{number / limit * (10 if unit == 'k' else 1):.3g}{unit}"
@@ -190,7 +190,7 @@ def trace(f: object, /, *args: object, only: Only = None, **kwargs: object) -> T
         >>> trace.calls[0].inputs, trace.calls[0].error[:9]
         ('float32[4,5]', 'TypeError')
     """
-    function = as_function(f, "trace")
+    function = module_function(f, "trace")
     roots = roots_of(function, args, kwargs)
     selection = Selection(only)
     with staged_for_trace(function, args, kwargs, selection=selection, roots=roots) as stage:
@@ -201,7 +201,7 @@ def trace(f: object, /, *args: object, only: Only = None, **kwargs: object) -> T
         return found
 
 
-def trace_of(stage: Staged) -> Trace:
+def trace_of(stage: StagedCall) -> Trace:
     """The trace of a call that is staged with all marks; an eager one has run."""
     sites, modules = _modules_of(stage.roots)
     source, _ = sources.source_of_caller()
@@ -221,16 +221,16 @@ def trace_of(stage: Staged) -> Trace:
 
 @contextlib.contextmanager
 def staged_for_trace(
-    function: Function,
+    function: ModuleFunction,
     args: Sequence[object],
     kwargs: Kwargs,
     *,
     selection: Selection,
     roots: dict[Path, Any],
-    known: Tracing | None = None,
+    known: CachedTrace | None = None,
     runs: bool = True,
     where: Where | None = None,
-) -> Iterator[Staged]:
+) -> Iterator[StagedCall]:
     """Stage a call with all marks that a trace, a record or a perturbation needs.
 
     Args:
@@ -241,7 +241,7 @@ def staged_for_trace(
         Exception: any exception of the call, as of `trace`.
     """
     sites, modules = _modules_of(roots)
-    history = History(modules)
+    history = CallHistory(modules)
     with contextlib.ExitStack() as stack:
         stack.callback(history.close)
         stack.enter_context(
@@ -250,14 +250,15 @@ def staged_for_trace(
         hooks = _hooks(selection, history, where)
         try:
             stage = stack.enter_context(
-                staged(function, args, kwargs, hooks, roots=roots, may_run=True, known=known)
+                stage_call(function, args, kwargs, hooks, roots=roots, may_run=True, known=known)
             )
             if stage.eager and runs:
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))
         except Exception as error:
             calls = (
-                _again(function, args, kwargs, selection, modules, roots, error) or history.calls
+                _calls_without_cache(function, args, kwargs, selection, modules, roots, error)
+                or history.calls
             )
             partial = Trace(tuple(calls), (), (), sites, {}, error_in_words(error))
             vars(error)["partial_trace"] = partial
@@ -266,23 +267,23 @@ def staged_for_trace(
         yield stage
 
 
-def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], Modules]:
+def _modules_of(roots: dict[Path, Any]) -> tuple[tuple[ModuleSite, ...], ParameterSizes]:
     sites = tuple(s for prefix, root in roots.items() for s in module_sites(root, prefix))
     parts: Params = {site.key: site.module for site in sites}
     for site in sites:
         parts |= {
             site_key((*site.path, *path)): part for path, part in linen_parts(site.module).items()
         }
-    return sites, Modules(parts)
+    return sites, ParameterSizes(parts)
 
 
 def _hooks(
-    selection: Selection, history: History, where: Where | None = None, again: object = None
+    selection: Selection, history: CallHistory, where: Where | None = None, again: object = None
 ) -> HooksOf:
     def hooks(scope: Scope, owner: object) -> Sequence[Hook]:
         owner = owner if again is None else (owner, again)
         return [
-            *counting_hooks(owner, where, scope),
+            *mask_hooks(owner, where, scope),
             Hook(MarkCalls(owner, history), TAP_OUTPUT, selection, scope, MarkUnattributed(owner)),
             Hook(MarkInputs(owner, history), TAP_INPUT, selection, scope),
         ]
@@ -290,12 +291,12 @@ def _hooks(
     return hooks
 
 
-def _again(
-    function: Function,
+def _calls_without_cache(
+    function: ModuleFunction,
     args: Any,
     kwargs: Kwargs,
     selection: Selection,
-    modules: Modules,
+    modules: ParameterSizes,
     roots: dict[Path, Any],
     error: Exception,
 ) -> list[TracedCall]:
@@ -304,10 +305,10 @@ def _again(
 
     Empty if the second pass does not raise the same type of error.
     """
-    history = History(modules)
+    history = CallHistory(modules)
     try:
         hooks = _hooks(selection, history, again=object())
-        with staged(function, args, kwargs, hooks, roots=roots, may_run=True) as stage:
+        with stage_call(function, args, kwargs, hooks, roots=roots, may_run=True) as stage:
             if stage.eager:
                 history.restart()
                 stage.evaluate(stage.inputs, plan=Plan(summarise=False))

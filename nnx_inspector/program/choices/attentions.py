@@ -24,7 +24,7 @@ _MOVED = """
     convert_element_type copy copy_p expand_dims nnx_inspector_apply nnx_inspector_mark
     optimization_barrier reshape squeeze stop_gradient transpose
 """
-_MOVES = jaxprs.PLACING.union(_MOVED.split())
+_MOVES = jaxprs.PLACEMENTS.union(_MOVED.split())
 """What only moves elements, or rounds them."""
 _SHIFTS = _MOVES | {"broadcast_in_dim", "max", "select_n", "pmax"}
 """What may be between the largest logit and where it is subtracted."""
@@ -45,7 +45,7 @@ class Softmaxes:
         """Where the softmax is made whose probabilities become a pattern."""
         for _ in range(_STEPS):
             frame, variable = frame.origin(variable)
-            found = frame.maker(variable)
+            found = frame.made.get(variable)
             if found is None or self.kind(variable) != "pattern":
                 return None
             number, equation = found
@@ -66,7 +66,7 @@ class Softmaxes:
         base = 1.0
         for _ in range(_STEPS):
             frame, variable = frame.origin(variable)
-            kind, found = self.kind(variable), frame.maker(variable)
+            kind, found = self.kind(variable), frame.made.get(variable)
             if kind == "scores":
                 return *self._before_shift(frame, variable), base
             if found is None or kind not in ("pattern", "exp", "log_pattern"):
@@ -89,7 +89,7 @@ class Softmaxes:
         """The logits from which their largest one was subtracted, and whether they are the logits:
         if something else is subtracted, they may be those less something.
         """
-        found = frame.maker(variable)
+        found = frame.made.get(variable)
         if found is not None and found[1].primitive.name == "sub":
             logits, shift = found[1].invars
             if self.kind(logits) != "scores" or not self._is_largest(frame, shift, logits):
@@ -121,20 +121,20 @@ def _unmasked(frame: Frame, variable: Atom) -> set[Place]:
     return {(here, one) for here, one, _ in backwards(frame, variable, _moved)}
 
 
-def level(one: Place, other: Place) -> tuple[Frame, Atom, Atom] | None:
+def common_frame(one: Place, other: Place) -> tuple[Frame, Atom, Atom] | None:
     """A function that has both values, and its variables for them.
 
     Of the function of one value the other may be an operand, and what a function makes its caller
     has as a result.
     """
-    for frame, variable in _outwards(one):
-        for theirs, other_variable in _outwards(other):
+    for frame, variable in _returned_as(one):
+        for theirs, other_variable in _returned_as(other):
             if frame is theirs and frame.enters:
                 return frame, variable, other_variable
     return None
 
 
-def _outwards(place: Place) -> list[Place]:
+def _returned_as(place: Place) -> list[Place]:
     """A value, and what its function returns it as, in turn."""
     found, (frame, variable) = [place], place
     while frame.outer is not None and frame.body is not None:

@@ -15,16 +15,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.choices.attentions import level
+from nnx_inspector.program.choices.attentions import common_frame
 from nnx_inspector.program.choices.frames import Frame, backwards
 from nnx_inspector.stats.choices.measure import Kept, Step
 from nnx_inspector.typing import Atom, Equation, Value
 
-_SAME = """
-    convert_element_type copy copy_p nnx_inspector_apply nnx_inspector_held nnx_inspector_link
+_SAME_NAMES = """
+    convert_element_type copy copy_p nnx_inspector_apply nnx_inspector_parameter nnx_inspector_link
     nnx_inspector_mark nnx_inspector_seeded optimization_barrier stop_gradient
 """
-_UNCHANGED = jaxprs.PLACING.union(_SAME.split())
+_UNCHANGED = jaxprs.PLACEMENTS.union(_SAME_NAMES.split())
 _SPREAD = frozenset(["broadcast_in_dim", "convert_element_type", "expand_dims", "reshape"])
 """What may be between a constant, or the numbers of slots, and where these are compared."""
 _MOVES = frozenset(["broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose"])
@@ -33,7 +33,7 @@ _ORDERS = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Trace:
+class _Derived:
     """What is known about a value that was made of a choice.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Trace:
     along: int = -1
 
 
-_Place = tuple[Frame, Atom, _Trace]
+_Place = tuple[Frame, Atom, _Derived]
 
 
 class Place(NamedTuple):
@@ -68,8 +68,8 @@ class Place(NamedTuple):
     kept: Kept
 
 
-_Traces = dict[Atom, _Trace]
-_Known = Sequence[_Trace | None]
+_Traces = dict[Atom, _Derived]
+_Known = Sequence[_Derived | None]
 _Found = tuple[_Place, float, float]
 """A place, and between which numbers it is kept."""
 
@@ -84,14 +84,14 @@ def place_in_expert(frame: Frame, equation: Equation, many: int) -> Place | None
     """
     choice = equation.outvars[-1]
     ranks = len(choice.aval.shape) - 1 if equation.primitive.name == "top_k" else -1
-    found = _follow(frame, {choice: _Trace("index", ranks)}, many)
+    found = _follow(frame, {choice: _Derived("index", ranks)}, many)
     if found is None:
         return None
     place, *ends = found
     while place is not None:  # of the same elements, one that is known where the choice is made
         here, value, trace = place
-        both = level((frame, choice), here.origin(value))
-        maker = frame.maker(both[2]) if both is not None and both[0] is frame else None
+        both = common_frame((frame, choice), here.origin(value))
+        maker = frame.made.get(both[2]) if both is not None and both[0] is frame else None
         if both is not None and maker is not None:
             return Place(maker[1], both[2], Kept(trace.steps, *ends))
         place = trace.moved
@@ -168,11 +168,11 @@ def _compared(frame: Frame, equation: Equation, traces: _Known) -> _Found | None
     return (frame, value, trace), -math.inf, most
 
 
-def _made(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Trace | None:
+def _made(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Derived | None:
     """What is known about the result of an equation."""
     name, params, first = equation.primitive.name, equation.params, traces[0]
     if name == "eq":
-        return _hot(frame, equation, traces, many)
+        return _one_hot(frame, equation, traces, many)
     if name in ("add", "sub", "mul", "select_n"):
         return _combined(frame, equation, traces)
     if first is None:
@@ -182,14 +182,14 @@ def _made(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Trace
         return first if is_set else None
     if name == "cumsum":
         along = first.kind == "mask" and params["axis"] not in (first.experts, first.ranks)
-        place = _Trace("place", first.ranks, first.experts, first.steps)
+        place = _Derived("place", first.ranks, first.experts, first.steps)
         return place if along and not params["reverse"] else None
     if name in ("reduce_sum", "reduce_max"):
         return _reduced(first, name, params["axes"])
     return _moved(frame, equation, first) if name in _MOVES else None
 
 
-def _hot(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Trace | None:
+def _one_hot(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Derived | None:
     """The mask that an index becomes where it is compared with the number of each expert."""
     at = 0 if traces[0] is not None else 1
     trace, numbers = traces[at], _numbers(frame, equation.invars[1 - at])
@@ -199,10 +199,10 @@ def _hot(frame: Frame, equation: Equation, traces: _Known, many: int) -> _Trace 
     axis, count = numbers
     if trace is None or count != many or trace.along != axis:
         return None
-    return _Trace("mask", trace.ranks, axis, (*trace.steps, ("hot", (axis,), ())))
+    return _Derived("mask", trace.ranks, axis, (*trace.steps, ("hot", (axis,), ())))
 
 
-def _combined(frame: Frame, equation: Equation, traces: _Known) -> _Trace | None:
+def _combined(frame: Frame, equation: Equation, traces: _Known) -> _Derived | None:
     """A place that something is added to, or that a mask of the same arrangement is laid over."""
     name = equation.primitive.name
     places = [one for one in traces if one is not None and one.kind == "place"]
@@ -226,7 +226,7 @@ def _combined(frame: Frame, equation: Equation, traces: _Known) -> _Trace | None
     return None
 
 
-def _reduced(trace: _Trace, name: str, axes: Sequence[int]) -> _Trace | None:
+def _reduced(trace: _Derived, name: str, axes: Sequence[int]) -> _Derived | None:
     """Places of all experts, or places and masks of all choices of a token, in one."""
     if trace.kind == "index" or any(axis not in (trace.experts, trace.ranks) for axis in axes):
         return None
@@ -240,10 +240,10 @@ def _reduced(trace: _Trace, name: str, axes: Sequence[int]) -> _Trace | None:
 
     steps = *trace.steps, ("max", tuple(axes), ())
     ranks, experts = moved(trace.ranks), moved(trace.experts)
-    return _Trace(trace.kind, ranks, experts, steps, trace.masked)
+    return _Derived(trace.kind, ranks, experts, steps, trace.masked)
 
 
-def _moved(frame: Frame, equation: Equation, trace: _Trace) -> _Trace | None:
+def _moved(frame: Frame, equation: Equation, trace: _Derived) -> _Derived | None:
     """What is arranged in another way, or repeated along one axis."""
     operand, (result,) = equation.invars[0], equation.outvars
     before, after, params = operand.aval.shape, tuple(result.aval.shape), equation.params
@@ -267,7 +267,7 @@ def _moved(frame: Frame, equation: Equation, trace: _Trace) -> _Trace | None:
     if trace.experts >= 0 and experts < 0:
         return None
     steps = (*trace.steps, step)
-    return _Trace(trace.kind, ranks, experts, steps, trace.masked, (frame, operand, trace), along)
+    return _Derived(trace.kind, ranks, experts, steps, trace.masked, (frame, operand, trace), along)
 
 
 def _grown(before: Sequence[int], to: Sequence[int], after: Sequence[int]) -> list[int]:
@@ -276,7 +276,7 @@ def _grown(before: Sequence[int], to: Sequence[int], after: Sequence[int]) -> li
     return [axis for axis, n in enumerate(after) if sizes.get(axis, 1) != n]
 
 
-def _repeated(frame: Frame, equation: Equation, at: int, trace: _Trace) -> _Trace | None:
+def _repeated(frame: Frame, equation: Equation, at: int, trace: _Derived) -> _Derived | None:
     """An operand as an operation takes it, which may repeat it along an axis of length 1."""
     operand, after = equation.invars[at], tuple(equation.outvars[0].aval.shape)
     axes = tuple(range(len(after)))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from nnx_inspector._compat import eqn_params, jaxprs
-from nnx_inspector._compat.sources import scopes_of
+from nnx_inspector._compat.sources import named_scopes_of
 from nnx_inspector.program.analysis.equations import CUSTOM, Body, bodies_of, kind_of
 from nnx_inspector.typing import Atom, Equation, Jaxpr
 
@@ -43,6 +43,7 @@ class Frame:
 
     def __post_init__(self) -> None:
         self.bare, _ = jaxprs.open_jaxpr(self.jaxpr)
+        # the number of the equation that makes each value here, and the equation
         self.made = {v: (n, e) for n, e in enumerate(self.bare.eqns) for v in e.outvars}
 
     @functools.cached_property
@@ -60,7 +61,7 @@ class Frame:
             return []
         kind, name = kind_of(equation), equation.primitive.name
         enters = kind in _ENTERED or (finished and name in CUSTOM)
-        scopes = (*self.scopes, *scopes_of(equation))
+        scopes = (*self.scopes, *named_scopes_of(equation))
         found = [
             Frame(body.jaxpr, self.enters and enters, scopes, self, equation, body)
             for body in bodies_of(equation)
@@ -91,10 +92,6 @@ class Frame:
             return None
         return self.equation.invars[body.operands[number]]
 
-    def maker(self, variable: Atom) -> tuple[int, Equation] | None:
-        """The number of the equation that makes a value here, and the equation."""
-        return self.made.get(variable)
-
     def within(self, number: int, variable: Atom) -> tuple[Frame, Atom] | None:
         """The function that makes a result of one of this one's equations, and its variable there;
         None if there is no such one.
@@ -119,14 +116,14 @@ class Frame:
             new = {id(one.jaxpr): made for one in inner if (made := one.rebuilt()) is not one.jaxpr}
             if new:
                 changed = True
-                params = jaxprs.with_jaxprs(
+                params = jaxprs.map_jaxprs(
                     equation.params, lambda jaxpr, new=new: new.get(id(jaxpr), jaxpr)
                 )
                 equation = equation.replace(params=params)
             equations += [equation, *self.more.get(number, ())]
         if not changed:
             return self.jaxpr
-        return jaxprs.edited(self.jaxpr, equations=equations, outputs=self.bare.outvars)
+        return jaxprs.edit_jaxpr(self.jaxpr, equations=equations, outputs=self.bare.outvars)
 
 
 def backwards(
@@ -147,7 +144,7 @@ def backwards(
         if (here, one) in seen:
             continue
         seen.add((here, one))
-        number, equation = here.maker(one) or (-1, None)
+        number, equation = here.made.get(one) or (-1, None)
         within = None if equation is None else here.within(number, one)
         if within is not None:
             waiting.append(within)

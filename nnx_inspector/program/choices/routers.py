@@ -19,17 +19,17 @@ from nnx_inspector.typing import Atom, Equation
 
 CHOOSES = ("top_k", "argmax")
 _USES = frozenset(["gather", "scatter-add", "scatter_add", "scatter", "sort", "ragged_dot"])
-_HANDED_ON = """
+_PASSED_NAMES = """
     add broadcast_in_dim concatenate convert_element_type copy expand_dims max min mul
     nnx_inspector_apply reshape select_n slice squeeze sub transpose
 """
-_PASSED = frozenset(_HANDED_ON.split())
-_ADDED = """
+_PASSED = frozenset(_PASSED_NAMES.split())
+_LINEAR_NAMES = """
     add add_any broadcast_in_dim convert_element_type copy div expand_dims mul
     nnx_inspector_apply nnx_inspector_mark optimization_barrier reshape select_n squeeze
     stop_gradient sub transpose
 """
-_LINEAR = frozenset(_ADDED.split())
+_LINEAR = frozenset(_LINEAR_NAMES.split())
 _ENDS = frozenset(["dot_general", "iota", "random_bits", "erf_inv", "gt", "ge", "lt", "le"])
 """Products, and what random numbers and masks are made by."""
 _STEPS = 64
@@ -55,7 +55,7 @@ def router_at(
     many = operand.aval.shape[axis]
     if not _is_of_layer(trail, axis, rank) or not _has_experts(site, many, shapes):
         return None
-    if not _says_where_to_go(frame, equation.outvars[-1], many):
+    if not _is_routing(frame, equation.outvars[-1], many):
         return None
     entropy = trail.kind
     if entropy == "scores" and not _is_linear(frame, operand):
@@ -78,11 +78,11 @@ def _has_experts(site: str, many: int, shapes: Mapping[str, Sequence[int]]) -> b
     return many > 1 and any(
         _stacked(within, many) or _listed(within, many)
         for within in (module, *([module.rpartition("/")[0]] if module else []))
-        for within in [_below(within, shapes)]
+        for within in [_shapes_below(within, shapes)]
     )
 
 
-def _below(module: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+def _shapes_below(module: str, shapes: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
     start = f"{module}/" if module else ""
     return {path[len(start) :]: x for path, x in shapes.items() if path.startswith(start)}
 
@@ -108,7 +108,7 @@ def _listed(shapes: Mapping[str, Sequence[int]], many: int) -> bool:
     )
 
 
-def _says_where_to_go(frame: Frame, choice: Atom, many: int) -> bool:
+def _is_routing(frame: Frame, choice: Atom, many: int) -> bool:
     """Whether a choice becomes a one-hot vector, or an index."""
     known, waiting = {choice}, [(frame, choice)]
     for _ in range(_STEPS):

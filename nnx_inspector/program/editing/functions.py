@@ -15,17 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nnx_inspector._compat.native import Type, by_rows, computed_once
+from nnx_inspector._compat.native import ShapeDtype, native_primitive
 from nnx_inspector._compat.sharding import (
     auto_sharded,
-    counted_once,
-    varying_along,
-    zeros_of,
+    pcast_varying,
+    zero_on_copies,
+    zeros_like_aval,
 )
 from nnx_inspector.program.changes import difference
-from nnx_inspector.program.editing.slots import Always, Output, is_slot
-from nnx_inspector.program.marks import mapped_first, seeded
-from nnx_inspector.program.plan import merge_seen
+from nnx_inspector.program.editing.slots import AlwaysRuns, Output, is_slot
+from nnx_inspector.program.marks import move_vmap_axes_first, seeded
+from nnx_inspector.program.plan import merge_observations
 from nnx_inspector.stats.apart import Apart, all_finished, finished
 from nnx_inspector.stats.arithmetic import in_real_parts
 from nnx_inspector.stats.array_stats import Sample
@@ -57,19 +57,19 @@ def summary_of(sample: Sample, axis: int | None, apart: bool, x: jax.Array) -> S
     return measure(x, batch_rank=int(axis is not None), sample=sample)
 
 
-def gated(measure: Callable[..., PyTree], gate: jax.Array, *xs: jax.Array) -> PyTree:
+def measure_if(measure: Callable[..., PyTree], gate: jax.Array, *xs: jax.Array) -> PyTree:
     """What a function finds if a gate is open, and zeros otherwise, added up over the devices."""
 
     def whole(*xs: jax.Array) -> PyTree:
         return all_finished(measure(*xs))
 
     def nothing(*xs: jax.Array) -> PyTree:
-        return jax.tree.map(zeros_of, jax.eval_shape(whole, *xs))
+        return jax.tree.map(zeros_like_aval, jax.eval_shape(whole, *xs))
 
     return jax.lax.cond(gate, whole, nothing, *xs)
 
 
-def finished_by(finish: tuple[Callable[[Any], Any], ...], *words: jax.Array) -> list[PyTree]:
+def finish_all(finish: tuple[Callable[[Any], Any], ...], *words: jax.Array) -> list[PyTree]:
     """What is apart, finished by its words."""
     return finished([Apart(x, one) for x, one in zip(words, finish, strict=True)])
 
@@ -89,7 +89,7 @@ def samples_at_beginning(
         held: how many of the operands are parameters; they come first.
         mapped: the axes of vmaps in each operand.
     """
-    every = [mapped_first(x, axes) for x, axes in zip(xs, mapped, strict=True)]
+    every = [move_vmap_axes_first(x, axes) for x, axes in zip(xs, mapped, strict=True)]
     ranks = list(map(len, mapped))
     parameters = [x[(0,) * n] if n else x for x, n in zip(every[:held], ranks, strict=False)]
     given = [
@@ -99,7 +99,7 @@ def samples_at_beginning(
     return samples_of(parameters, given)
 
 
-def movement(
+def update_squares(
     rows: int, before: jax.Array, after: jax.Array, added: jax.Array | None = None
 ) -> jax.Array:
     """How far a parameter is moved: the sums of squares of the change, in units of `UNIT`, and of
@@ -110,8 +110,8 @@ def movement(
     Args:
         rows: how many leading axes have an entry each.
     """
-    xs = [_real(x) for x in (before, after, added) if x is not None]
-    return auto_sharded(lambda *xs: _moved(*xs, rows=rows)[0], *xs)
+    xs = [_exact_parts(x) for x in (before, after, added) if x is not None]
+    return auto_sharded(lambda *xs: _update_squares(*xs, rows=rows)[0], *xs)
 
 
 Divides = tuple[bool, ...]
@@ -126,7 +126,7 @@ def _product(divides: Divides, xs: list[jax.Array]) -> jax.Array:
     return found.astype(jnp.float32)
 
 
-def update_of(
+def update_stats(
     rows: int,
     added: bool,
     decay: tuple[Divides, bool] | None,
@@ -135,9 +135,9 @@ def update_of(
     after: jax.Array,
     *others: jax.Array,
 ) -> jax.Array:
-    """`movement`, and behind it two pairs of sums of squares: of weight decay and of what it is
-    added to; of what clipping takes from an array, in units of `UNIT`, and of the array. NaN where
-    there is none: float32[..., 8].
+    """`update_squares`, and behind it two pairs of sums of squares: of weight decay and of what it
+    is added to; of what clipping takes from an array, in units of `UNIT`, and of the array. NaN
+    where there is none: float32[..., 8].
 
     Args:
         rows: how many leading axes have an entry each.
@@ -149,17 +149,17 @@ def update_of(
             are an array before clipping and after.
     """
     xs = list(others)
-    found = movement(rows, before, after, *([xs.pop(0)] if added else []))
+    found = update_squares(rows, before, after, *([xs.pop(0)] if added else []))
     pairs = [jnp.full_like(found[..., :2], jnp.nan)] * 2
     if decay is not None:
         rest, (divides, keeps) = xs.pop(0), decay
         factor = _product(divides, xs) - keeps
-        sizes = jnp.square(factor) * found[..., 1], movement(rows, rest, rest)[..., 1]
+        sizes = jnp.square(factor) * found[..., 1], update_squares(rows, rest, rest)[..., 1]
         pairs[0] = jnp.stack(sizes, axis=-1)
     if clipped is not None:
         divides, chosen, on = clipped
         if divides is None:
-            pairs[1] = movement(rows, *xs)[..., :2]
+            pairs[1] = update_squares(rows, *xs)[..., :2]
         else:
             factor = _product(divides, xs)
             if chosen:
@@ -179,7 +179,7 @@ _COUNTED: Final = 2**24
 """Up to here, adding ones in float32 counts."""
 
 
-def _real(x: jax.Array) -> jax.Array:
+def _exact_parts(x: jax.Array) -> jax.Array:
     """The same in a dtype of which the function in C reads differences and squares exactly."""
     x = in_real_parts(x)
     return x if x.dtype.name in _EXACT else x.astype(jnp.float32)
@@ -206,10 +206,12 @@ def _squares(before: jax.Array, after: jax.Array, *added: jax.Array) -> list[jax
     return [jnp.pad(sums, (0, 4 - len(sums)), constant_values=jnp.nan)]
 
 
-_moved = by_rows("nnx_inspector_update", _squares, lambda *_: [Type((4,), np.dtype(np.float32))])
+_update_squares = native_primitive(
+    "nnx_inspector_update", _squares, lambda *_: [ShapeDtype((4,), np.dtype(np.float32))]
+)
 
 
-def is_in_layer(
+def is_stack_row(
     wanted: tuple[int, ...], lengths: tuple[int, ...], on: jax.Array, *rows: jax.Array
 ) -> jax.Array:
     """Whether a value that is on acts in this iteration of the scans around."""
@@ -225,22 +227,18 @@ def row_of_device(
     found = measure(*xs)
     if checked:  # otherwise it is not known what is a copy
         if xs:
-            once = functools.partial(counted_once, like=xs[0], axes=axes)
+            once = functools.partial(zero_on_copies, like=xs[0], axes=axes)
             found = jax.tree.map(once, found)
-        found = jax.tree.map(functools.partial(varying_along, axes=axes), found)
+        found = jax.tree.map(functools.partial(pcast_varying, axes=axes), found)
     return jax.tree.map(lambda x: x[None], found)
 
 
-def once(x: jax.Array, *after: jax.Array) -> jax.Array:
-    return computed_once(x, after=after)
-
-
-def seeded_by(how: tuple[tuple[str, Any], ...], *xs: jax.Array) -> jax.Array:
+def seed_with(how: tuple[tuple[str, Any], ...], *xs: jax.Array) -> jax.Array:
     return seeded(*xs, **dict(how))
 
 
 def zeros(avals: tuple[Aval, ...]) -> list[jax.Array]:
-    return list(map(zeros_of, avals))
+    return list(map(zeros_like_aval, avals))
 
 
 def put_in_ring(length: int, count: int, number: jax.Array, *both: jax.Array) -> list[jax.Array]:
@@ -250,19 +248,19 @@ def put_in_ring(length: int, count: int, number: jax.Array, *both: jax.Array) ->
     return [put(x, new, number % length, 0) for x, new in zip(rows, found, strict=True)]
 
 
-def merged(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]:
+def merge_fields(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]:
     """Add up what two iterations of a loop saw: the fields of one, then those of the other."""
     slots, tree = jax.tree.flatten(seen, is_leaf=is_slot)
     numbers = [slot.number for slot in slots]
     halves = fields[:count], fields[count:]
     a, b = (jax.tree.unflatten(tree, [half[i] for i in numbers]) for half in halves)
-    found = dict(zip(numbers, jax.tree.leaves(merge_seen(a, b)), strict=True))
+    found = dict(zip(numbers, jax.tree.leaves(merge_observations(a, b)), strict=True))
     return [found[i] for i in range(count)]
 
 
-def merged_rows(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]:
+def merge_device_rows(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]:
     """Merge the rows of the devices of a shard_map."""
-    is_summary = lambda x: isinstance(x, (Summary, Output, Always))  # noqa: E731
+    is_summary = lambda x: isinstance(x, (Summary, Output, AlwaysRuns))  # noqa: E731
     found: dict[int, jax.Array] = {}
     for one in jax.tree.leaves(seen, is_leaf=is_summary):
         if isinstance(one, Output):
@@ -275,7 +273,7 @@ def merged_rows(seen: PyTree, count: int, *fields: jax.Array) -> list[jax.Array]
     return [found[i] for i in range(count)]
 
 
-def row_of(backwards: bool, length: int, number: jax.Array) -> jax.Array:
+def row_number(backwards: bool, length: int, number: jax.Array) -> jax.Array:
     """The row of a scan's iteration, by how many went before."""
     return length - 1 - number if backwards else number
 

@@ -18,29 +18,29 @@ import numpy as np
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.native import Type, by_rows
-from nnx_inspector._compat.sharding import on_one_device
+from nnx_inspector._compat.native import ShapeDtype, native_primitive
+from nnx_inspector._compat.sharding import to_one_device
 from nnx_inspector.stats.bins import BINS
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import PyTree, Treedef, Value
 
 _DTYPES: Final = ("uint32", "int32", "float32", "uint64", "int64", "float64")
 _FIELDS: Final = ("bins", "points", "sums")
-_TOGETHER: Final = 4
+_GROUP: Final = 4
 """The summaries that one kernel of a GPU finishes and joins. With more, XLA makes some of their
 figures in kernels of their own."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Small:
+class PackedArray:
     """An array that is joined too, as a leaf of a tree; others are kept as they are."""
 
     array: Value
 
 
 @dataclasses.dataclass(frozen=True)
-class Joined:
-    """Where an array is among those that `joined` returns.
+class PackedSlot:
+    """Where an array is among those that `pack` returns.
 
     Attributes:
         dtype, shape: its type.
@@ -69,23 +69,23 @@ class Joined:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Leaf:
+class _PackedLeaf:
     """What was a leaf of the tree, by its arrays."""
 
     kind: type
-    parts: tuple[Joined, ...]
+    parts: tuple[PackedSlot, ...]
     opaque: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
+class PackedLayout:
     """How a tree was joined; hashable, and equal for equal trees."""
 
     structure: Treedef
-    leaves: tuple[_Leaf, ...]
+    leaves: tuple[_PackedLeaf, ...]
 
 
-def is_joinable(tree: PyTree) -> bool:
+def can_pack(tree: PyTree) -> bool:
     """Whether a tree can be joined: not where the devices of a shard_map differ."""
     leaves = jax.tree.leaves(tree, is_leaf=_is_whole)
     arrays = [array for leaf in leaves for array in _arrays_of(leaf)]
@@ -93,44 +93,44 @@ def is_joinable(tree: PyTree) -> bool:
 
 
 @internal_config()
-def joined(tree: PyTree) -> tuple[Layout, list[Value]]:
-    """A tree of arrays, summaries and `Small` as a layout, and its arrays.
+def pack(tree: PyTree) -> tuple[PackedLayout, list[Value]]:
+    """A tree of arrays, summaries and `PackedArray` as a layout, and its arrays.
 
     Returns:
         The layout; the words, uint32, and the arrays that are not among them: no words if the tree
         is not joinable.
     """
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_whole)
-    together = is_joinable(tree)
+    together = can_pack(tree)
     pieces: list[Value] = []
     others: list[Value] = []
     end = 0
 
-    def placed(x: Value, whole: bool) -> Joined:
+    def placed(x: Value, whole: bool) -> PackedSlot:
         nonlocal end
         x = jnp.asarray(x)
         if not (whole and together) or x.dtype.name not in _DTYPES:
             others.append(x)
-            return Joined(x.dtype, x.shape, len(others))
+            return PackedSlot(x.dtype, x.shape, len(others))
         start, end = end, end + x.size * (x.dtype.itemsize // 4)
         pieces.append(x)
-        return Joined(x.dtype, x.shape, at=start)
+        return PackedSlot(x.dtype, x.shape, at=start)
 
-    found: list[_Leaf] = []
+    found: list[_PackedLeaf] = []
     for leaf in leaves:
         kind = type(leaf) if _is_whole(leaf) else object
         parts = tuple(placed(x, _is_whole(leaf)) for x in _arrays_of(leaf))
-        found.append(_Leaf(kind, parts, leaf.opaque if kind is Summary else ""))
-    every = on_one_device([*pieces, *others])
+        found.append(_PackedLeaf(kind, parts, leaf.opaque if kind is Summary else ""))
+    every = to_one_device([*pieces, *others])
     pieces, others = every[: len(pieces)], every[len(pieces) :]
     wide = any(x.dtype.itemsize > 4 for x in pieces)  # from a Python number, for example
     with jax.enable_x64(wide or jax.config.read("jax_enable_x64")):
-        words = _join(*pieces, rows=0)[0] if pieces else jnp.zeros(0, jnp.uint32)
-    return Layout(structure, tuple(found)), [words, *others]
+        words = _concatenate(*pieces, rows=0)[0] if pieces else jnp.zeros(0, jnp.uint32)
+    return PackedLayout(structure, tuple(found)), [words, *others]
 
 
 @internal_config()
-def taken_apart(layout: Layout, arrays: Sequence[Value]) -> PyTree:
+def unpack(layout: PackedLayout, arrays: Sequence[Value]) -> PyTree:
     words, leaves = arrays[0], list[Value]()
     if isinstance(words, jax.Array) and not jit.is_tracer(words):
         words = np.asarray(jax.device_get(words))  # explicit: jax may forbid implicit transfers
@@ -143,41 +143,45 @@ def taken_apart(layout: Layout, arrays: Sequence[Value]) -> PyTree:
     return jax.tree.unflatten(layout.structure, leaves)
 
 
-def apart(tree: PyTree) -> PyTree:
-    """A tree that is not joined, with the array of each `Small`."""
-    return jax.tree.map(lambda x: x.array if isinstance(x, Small) else x, tree, is_leaf=_is_whole)
+def without_packing(tree: PyTree) -> PyTree:
+    """A tree that is not joined, with the array of each `PackedArray`."""
+    return jax.tree.map(
+        lambda x: x.array if isinstance(x, PackedArray) else x, tree, is_leaf=_is_whole
+    )
 
 
 def _is_whole(x: object) -> bool:
-    return isinstance(x, (Summary, Small))
+    return isinstance(x, (Summary, PackedArray))
 
 
 def _arrays_of(leaf: object) -> list[Value]:
     if isinstance(leaf, Summary):
         return [getattr(leaf, name) for name in _FIELDS]
-    return [leaf.array] if isinstance(leaf, Small) else [leaf]
+    return [leaf.array] if isinstance(leaf, PackedArray) else [leaf]
 
 
-def _joined(*arrays: jax.Array) -> list[jax.Array]:
+def _concatenated_words(*arrays: jax.Array) -> list[jax.Array]:
     words = [jax.lax.bitcast_convert_type(x, jnp.uint32).reshape(-1) for x in arrays]
     groups: list[list[jax.Array]] = [[]]
     for piece in words:
-        if piece.size >= BINS and sum(x.size >= BINS for x in groups[-1]) == _TOGETHER:
+        if piece.size >= BINS and sum(x.size >= BINS for x in groups[-1]) == _GROUP:
             groups.append([])
         groups[-1].append(piece)
     return [jnp.concatenate(jax.lax.optimization_barrier([*map(jnp.concatenate, groups)]))]
 
 
-def _type_of_joined(*arrays: Type) -> list[Type]:
+def _concatenated_type(*arrays: ShapeDtype) -> list[ShapeDtype]:
     words = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays) // 4
-    return [Type((words,), np.dtype(np.uint32))]
+    return [ShapeDtype((words,), np.dtype(np.uint32))]
 
 
-def _joined_in_parts(
+def _concatenated_in_parts(
     whole: Value, *arrays: jax.Array, devices: int, **how: object
 ) -> list[jax.Array]:
     del devices
     return whole(*arrays, **how)
 
 
-_join = by_rows("nnx_inspector_join", _joined, _type_of_joined, in_parts=_joined_in_parts)
+_concatenate = native_primitive(
+    "nnx_inspector_join", _concatenated_words, _concatenated_type, in_parts=_concatenated_in_parts
+)

@@ -1,7 +1,7 @@
 """What a program that is being edited sees, before it has run: a tree of slots.
 
 A slot says where a figure will be among the outputs of the body that computes it. Invariant: the
-tree is nested like the survey, and reading it gives a `Seen` for each mark.
+tree is nested like the survey, and reading it gives an `Observation` for each mark.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector.program.editing.packed import Joined
+from nnx_inspector.program.editing.packed import PackedSlot
 from nnx_inspector.typing import AnyArray, PyTree, Value
 
-Ones = Callable[[tuple[int, ...]], AnyArray]
+MakeOnes = Callable[[tuple[int, ...]], AnyArray]
 """Makes an array of ones where the other arrays are: on the host, or on the device."""
 
 
@@ -29,24 +29,24 @@ class Output:
 
     number: int
 
-    def read(self, arrays: Sequence[object], ones: Ones) -> Value:
+    def read(self, arrays: Sequence[object], ones: MakeOnes) -> Value:
         return arrays[self.number]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Always:
+class AlwaysRuns:
     """How often a call takes place that takes place once in each run, or in each of its rows."""
 
     shape: tuple[int, ...]
 
-    def read(self, arrays: Sequence[object], ones: Ones) -> AnyArray:
+    def read(self, arrays: Sequence[object], ones: MakeOnes) -> AnyArray:
         return ones(self.shape)
 
 
-Slot = Output | Always | Joined
+Slot = Output | AlwaysRuns | PackedSlot
 
 
-def read(seen: object, arrays: Sequence[object]) -> PyTree:
+def read_slots(seen: object, arrays: Sequence[object]) -> PyTree:
     """What was seen, by its slots, from the additional outputs of the program."""
     # asked once: a program has hundreds of slots and of arrays
     xp: types.ModuleType = np if all(isinstance(x, np.ndarray) for x in arrays) else jnp
@@ -60,8 +60,8 @@ def read(seen: object, arrays: Sequence[object]) -> PyTree:
 
 
 def is_slot(x: Value) -> bool:
-    return isinstance(x, (Output, Always, Joined))
+    return isinstance(x, (Output, AlwaysRuns, PackedSlot))
 
 
-def each_slot(change: Callable[[Slot], Slot], seen: object) -> PyTree:
+def map_slots(change: Callable[[Slot], Slot], seen: object) -> PyTree:
     return jax.tree.map(change, seen, is_leaf=is_slot)

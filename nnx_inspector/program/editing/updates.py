@@ -17,30 +17,27 @@ from typing import Final
 
 from nnx_inspector._compat import jaxprs, jit
 from nnx_inspector.program.analysis.equations import ROW, Body, bodies_of, kind_of
-from nnx_inspector.program.analysis.identity import Order, Values
-from nnx_inspector.program.editing.sources import sources_of
+from nnx_inspector.program.analysis.identity import CASTS, Order, Values
+from nnx_inspector.program.editing.input_sources import input_sources
 from nnx_inspector.program.marks import BEGIN
-from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.program.survey import Mark, Survey
 from nnx_inspector.typing import Atom, Equation, OpenJaxpr
 
 Carried = Mapping[int, bool]
 """The inputs that a value carries, each with whether it is unchanged."""
 
-_SAME: Final = {
-    "nnx_inspector_mark", "nnx_inspector_held", "convert_element_type", "reduce_precision",
-    "reshape", *jaxprs.SAME,
-}  # fmt: skip
+_SAME_VALUE: Final = CASTS | {"reshape"}
 _WRITTEN: Final = {
     "sub", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add", "scatter-sub",
     "scatter_sub",
 }  # fmt: skip
-_KEPT: Final = (0.5, 1.5)
+_NEAR_ONE: Final = (0.5, 1.5)
 """A number between these keeps a parameter when it is multiplied by it, as 1 - rate * decay does.
 What is multiplied by another one is a part of an average, of a gradient, or of a decay."""
 _NOTHING: Final[Carried] = {}
 
 
-class Rows:
+class ScannedValues:
     """Which values of a program a scan takes by rows, in it or in the programs that it calls."""
 
     def __init__(self, bare: OpenJaxpr):
@@ -61,15 +58,15 @@ def _taken_by_rows(equation: Equation, body: Body) -> Iterator[Atom]:
         if body.taken[i] == ROW:
             yield equation.invars[position]
         elif body.taken[i] is None and body.times == 1 and bare.invars[i].aval.shape:
-            inner = inner or Rows(bare)
+            inner = inner or ScannedValues(bare)
             if inner.holds(bare.invars[i]):
                 yield equation.invars[position]
 
 
-def inputs_of_calls(found: Survey) -> Iterator[tuple[Marked, str, int]]:
+def inputs_of_calls(found: Survey) -> Iterator[tuple[Mark, str, int]]:
     """Each parameter of a call that begins in a program, with the one input that it comes from."""
     count = len(found.jaxpr.invars)
-    for mark, (_, *sources) in sources_of(found, BEGIN):
+    for mark, (_, *sources) in input_sources(found, BEGIN):
         for path, those in zip(mark.begun.paths, sources, strict=False):
             if path in mark.begun.weights and len(those) == 1 and 0 <= min(those) < count:
                 yield mark, path, min(those)
@@ -77,7 +74,7 @@ def inputs_of_calls(found: Survey) -> Iterator[tuple[Marked, str, int]]:
 
 def results_of(bare: OpenJaxpr, inputs: Sequence[int]) -> dict[int, Atom]:
     """For each of these inputs of a whole program, the result that takes its place, if one does."""
-    carried, given_back = _Carried().of(bare), _given_back(bare)
+    carried, given_back = _CarriedInputs().of(bare), _nnx_results(bare)
     moves = any(not same for one in carried for n, same in one.items() if n in inputs)
     found: dict[int, Atom] = {}
     every = {n for one in carried for n in one}
@@ -108,11 +105,11 @@ def added_to(bare: OpenJaxpr, results: Mapping[int, Atom]) -> dict[int, Atom]:
     that is all that makes one of the other: not if it is clipped, or chosen by a mask.
     """
     made = {v: equation for equation in bare.eqns for v in equation.outvars}
-    carried = _Carried().each(bare)
+    carried = _CarriedInputs().each(bare)
     found: dict[int, Atom] = {}
     for n, atom in results.items():
         equation = made.get(atom)
-        while equation is not None and equation.primitive.name in _SAME:
+        while equation is not None and equation.primitive.name in _SAME_VALUE:
             atom = equation.invars[equation.outvars.index(atom)]
             equation = None if jaxprs.is_literal(atom) else made.get(atom)
         if equation is None or equation.primitive.name not in ("add", "sub"):
@@ -130,7 +127,7 @@ def _by_name(bare: OpenJaxpr, n: int, results: Sequence[int]) -> int | None:
     """The only one of some results whose name is that of an input: the longest common end, in the
     order of those that share it.
     """
-    inputs, outputs = jit.names_of_inputs(bare)[1], jit.names_of_results(bare)
+    inputs, outputs = jit.input_names(bare)[1], jit.result_names(bare)
     if not inputs or not outputs:
         return None
     found: list[int] = []
@@ -147,12 +144,12 @@ def _by_name(bare: OpenJaxpr, n: int, results: Sequence[int]) -> int | None:
 _OF_NNX: Final = re.compile(r"(.*)(\.states\[.*)")
 
 
-def _given_back(bare: OpenJaxpr) -> dict[int, Atom]:
+def _nnx_results(bare: OpenJaxpr) -> dict[int, Atom]:
     """For inputs that nnx.jit took out of a module, the result that it puts back in its place.
 
     Its function returns its arguments first, in order, and the arrays of each are named alike.
     """
-    inputs, results = jit.names_of_inputs(bare)[1], jit.names_of_results(bare)
+    inputs, results = jit.input_names(bare)[1], jit.result_names(bare)
     named = [(n, found) for n, name in enumerate(inputs) if (found := _OF_NNX.fullmatch(name))]
     pairs = zip(results, bare.outvars, strict=False)
     back = [(_OF_NNX.fullmatch(name), v) for name, v in pairs if re.match(r"result\[[01]\]", name)]
@@ -180,7 +177,7 @@ def _common(a: str, b: str) -> int:
     return most
 
 
-class _Carried:
+class _CarriedInputs:
     """Which inputs the results of a program carry; each of its bodies is read once."""
 
     def __init__(self) -> None:
@@ -216,14 +213,14 @@ class _Carried:
         self, equation: Equation, operands: Sequence[Carried], made: Mapping[Atom, Equation]
     ) -> list[Carried]:
         name, count = equation.primitive.name, len(equation.outvars)
-        if name in _SAME:
+        if name in _SAME_VALUE:
             return list(operands[:count])
         if name in ("add", "add_any", "max", "min", "clamp"):
             return [_changed(*operands)]
         if name in _WRITTEN:
             return [_changed(operands[0])]
         if name == "select_n":
-            return [_chosen(operands[1:])]
+            return [_carried_by_all(operands[1:])]
         if name in ("mul", "div"):
             x, y = operands
             by = equation.invars[1] if x else equation.invars[0]
@@ -246,14 +243,14 @@ class _Carried:
                         for of, before in operands[body.operands[n]].items():
                             found[of] = same and before and found.get(of, True)
                 ways[result].append(found)
-        return [_chosen(of) if of else _NOTHING for of in ways]
+        return [_carried_by_all(of) if of else _NOTHING for of in ways]
 
 
 def _changed(*those: Carried) -> Carried:
     return {n: False for one in those for n in one}
 
 
-def _chosen(those: Sequence[Carried]) -> Carried:
+def _carried_by_all(those: Sequence[Carried]) -> Carried:
     """One of several values: an input is unchanged only if it is in all of them."""
     every = {n for one in those for n in one}
     return {n: all(one.get(n, False) for one in those) for n in every}
@@ -274,4 +271,4 @@ def _is_near_one(atom: Atom, made: Mapping[Atom, Equation]) -> bool:
             return False
         atom = equation.invars[0]
     number = jaxprs.real_number(atom)
-    return number is not None and _KEPT[0] < number < _KEPT[1]
+    return number is not None and _NEAR_ONE[0] < number < _NEAR_ONE[1]

@@ -19,7 +19,7 @@ from flax import nnx
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.sites import Only, require_module, site_key
 from nnx_inspector.hooks.variables import contents
-from nnx_inspector.program.editing.counting import Where, where_of
+from nnx_inspector.program.editing.position_masks import Where, where_of
 from nnx_inspector.program.function import is_input
 from nnx_inspector.recordings.tree_rows import site_of_parameter
 from nnx_inspector.records.capture import value_and_grad

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal
 
 from nnx_inspector._compat import ipykernel
-from nnx_inspector._compat.ipykernel import CommMessage, Queued
+from nnx_inspector._compat.ipykernel import CommMessage, QueuedMessage
 from nnx_inspector.background import Worker
 
 LOOK_INTERVAL: Final = 0.1
@@ -73,11 +73,11 @@ class _KernelListener(Listener):
         handle = self._handles.get(one.comm)
         if handle is None:
             return
-        ipykernel.say_status(self._kernel, "busy", one.header)
+        ipykernel.send_status(self._kernel, "busy", one.header)
         try:
             handle(one.data.get("content"), one.buffers)
         finally:
-            ipykernel.say_status(self._kernel, "idle", one.header)
+            ipykernel.send_status(self._kernel, "idle", one.header)
 
     def _failed(self, error: Exception) -> None:
         self._kernel.log.error("nnx_inspector could not handle a message", exc_info=error)
@@ -90,7 +90,7 @@ class ThreadListener(_KernelListener):
 
     def __init__(self, kernel: Any):
         super().__init__(kernel)
-        ipykernel.take_before(kernel, self._take)
+        ipykernel.intercept_shell(kernel, self._take)
 
     def _take(self, frames: object) -> bool:
         one = self._own_message(frames)
@@ -116,24 +116,24 @@ class QueueListener(_KernelListener):
         if os.getpid() != self._pid:  # a fork: the socket is its parent's
             return
         self._due = now + LOOK_INTERVAL
-        if self._said_idle and ipykernel.runs_a_cell():
+        if self._said_idle and ipykernel.is_in_cell():
             self._said_idle = False
-            ipykernel.say_status(self._kernel, "busy", ipykernel.cell_of(self._kernel))
-        ipykernel.queue_arrived(self._kernel)
-        for queued in ipykernel.queued_after(self._kernel, self._seen):
+            ipykernel.send_status(self._kernel, "busy", ipykernel.cell_request(self._kernel))
+        ipykernel.flush_shell_to_queue(self._kernel)
+        for queued in ipykernel.messages_after(self._kernel, self._seen):
             self._look_at(queued)
             if time.monotonic() - now > LONGEST_LOOK:
                 self._due = 0.0
                 return
 
-    def _look_at(self, queued: Queued) -> None:
+    def _look_at(self, queued: QueuedMessage) -> None:
         self._seen = queued.number
         one = None if queued.frames is None else self._own_message(queued.frames)
         if one is not None:
             self._worker.submit(functools.partial(self._take, queued, one))
 
-    def _take(self, queued: Queued, one: CommMessage) -> None:
-        if ipykernel.take_from_queue(self._kernel, queued):
+    def _take(self, queued: QueuedMessage, one: CommMessage) -> None:
+        if ipykernel.remove_from_queue(self._kernel, queued):
             self._handle(one)
             self._said_idle = True
 
@@ -145,10 +145,10 @@ _lock = threading.Lock()
 
 def listener() -> Listener:
     """The one listener of the kernel of this process."""
-    kernel = ipykernel.kernel_here()
+    kernel = ipykernel.current_kernel()
     with _lock:
         if id(kernel) not in _listeners:
-            way = "other" if kernel is None else ipykernel.reads_shell_by(kernel)
+            way = "other" if kernel is None else ipykernel.shell_reader(kernel)
             made = {"thread": ThreadListener, "queue": QueueListener}.get(way)
             _listeners[id(kernel)] = kernel, Listener() if made is None else made(kernel)
         return _listeners[id(kernel)][1]

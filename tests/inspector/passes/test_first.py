@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import TwoLayers
@@ -66,7 +66,7 @@ def loss_fn(model, x):
 
 def test_it_is_not_made_before_a_figure_is_read():
     model = TwoLayers(nnx.Rngs(0))
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         insp = nni.Inspector(model, X, display=False)
         assert "compile" not in compiled.kinds
         assert len(insp.trace.calls) == 3
@@ -95,7 +95,7 @@ def test_what_reads_a_figure_makes_it(read, tmp_path):
 
 def test_it_is_compiled_and_run_in_the_thread_and_says_what_it_waits_for(begun):
     assert begun.waiting == ["compiling the first pass"]
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         begun.let_go()
     assert "compile" in compiled.kinds
     assert set(compiled.threads) == {"nnx_inspector.arming"}
@@ -187,7 +187,7 @@ def nni_facts(insp):
 
 def test_a_closed_inspector_compiles_nothing(begun):
     begun.insp.close()
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         begun.let_go()
     assert compiled.kinds == []
     assert begun.kinds == []
@@ -199,7 +199,7 @@ def test_the_thread_does_not_keep_an_inspector_that_nobody_holds():
     del begun.insp
     gc.collect()
     assert core() is None
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         begun.gate.set()
         arming.wait()
     assert compiled.kinds == []

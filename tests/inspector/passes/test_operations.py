@@ -13,7 +13,7 @@ from nnx_inspector.inspector import panels
 from nnx_inspector.inspector.passes import operations
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.python_text import text_of
-from tests.helpers.compiled import Compiled
+from tests.helpers.compilations import Compilations
 
 
 class Gate(nnx.Module):
@@ -104,7 +104,7 @@ def test_hiding_and_showing_again_compiles_nothing(insp):
     insp.run()
     insp.show_operations("gates/0")
     insp.show_operations("gates/0", shown=False)
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         insp.show_operations("gates/0")
         insp.show_operations("gates/0", shown=False)
     assert "compile" not in compiled.kinds

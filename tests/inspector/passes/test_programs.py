@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import Table, TwoLayers
@@ -273,7 +273,7 @@ def test_a_second_inspector_of_a_model_compiles_nothing():
     step = nnx.jit(nnx.value_and_grad(loss_fn))
 
     def all_of_one() -> tuple[list[str], nni.Inspector]:
-        with Compiled() as compiled:
+        with Compilations() as compiled:
             insp = nni.Inspector(model, x, display=False)
             insp.run(x)
             insp.step(loss_fn, x)
@@ -335,7 +335,7 @@ def test_a_loss_function_that_is_used_again_is_kept():
     expected = float(insp.step(loss_fn, X))
     for i in range(MOST_KEPT + 1):
         insp.step(lambda model, by=i: model(X + by).sum())
-        with Compiled() as compiled:
+        with Compilations() as compiled:
             found = float(insp.step(loss_fn, X))
         assert "compile" not in compiled.kinds
         assert found == expected

@@ -361,7 +361,7 @@ def test_a_perturbation_that_is_on_is_in_the_values(tmp_path):
 
 def test_programs_are_the_same_as_without_control(tmp_path, monkeypatch):
     """Nothing is kept, and no program is another, as long as nobody asks."""
-    texts, edit = [], traced_program.rewritten
+    texts, edit = [], traced_program.instrument
 
     def noted(*args, **how):
         new = edit(*args, **how)
@@ -369,7 +369,7 @@ def test_programs_are_the_same_as_without_control(tmp_path, monkeypatch):
         texts[-1].append(re.sub(r"'of', \(\(\d+,", "'of', ((pass,", text))
         return new
 
-    monkeypatch.setattr(traced_program, "rewritten", noted)
+    monkeypatch.setattr(traced_program, "instrument", noted)
     step = nnx.jit(lambda model, x: nnx.value_and_grad(lambda m: (m(x) ** 2).sum())(model)[0])
     for control in (False, True):
         texts.append([])

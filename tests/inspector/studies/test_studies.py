@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from helpers.language_models import LAYERS, LENGTH, TOKENS, VOCABULARY, Language
 from inside import inside
@@ -351,17 +351,17 @@ def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
     search = lambda: insp.examples([TOKENS] * 3, "head", k=2, progress=False)  # noqa: E731
     first = search()
     model.head.kernel[...] = -3 * model.head.kernel[...]
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         second = search()
     assert not compiled.kinds
     example_search._program_cache.clear()  # as in another process
     expected = nni.top_examples(model, [TOKENS] * 3, "head", k=2, progress=False)
     np.testing.assert_allclose(second.most.values, expected.most.values, rtol=1e-5)
     assert not np.allclose(second.most.values, first.most.values)
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         insp.examples([TOKENS] * 3, "head", k=2, progress=False)
     assert not compiled.kinds, "it has the program of the function"
-    with Compiled() as compiled:
+    with Compilations() as compiled:
         insp.examples([TOKENS] * 3, "head", k=3, progress=False)
     assert compiled.kinds
     insp.close()

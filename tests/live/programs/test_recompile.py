@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from compiled import Compiled
+from compilations import Compilations
 from flax import nnx
 from interceptors import double_output, pass_through
 from leftovers import patched_in_jax
@@ -103,11 +103,11 @@ def test_the_next_call_under_the_other_layers_finds_it(name, calls):
             one.compile(lambda layer: AFTER)
 
     thread = threading.Thread(target=compile_all)
-    with Compiled() as in_thread:
+    with Compilations() as in_thread:
         thread.start()
         thread.join()
     assert in_thread.kinds
-    with add_hooks(AFTER), Compiled() as compiled:
+    with add_hooks(AFTER), Compilations() as compiled:
         run(model)
     assert compiled.kinds == []
 

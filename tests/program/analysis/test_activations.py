@@ -12,7 +12,12 @@ from flax import nnx
 from jax.extend.core import Literal
 
 from nnx_inspector.program.analysis import activations
-from nnx_inspector.program.analysis.activations import CLOSE, POINTS, kind_after, kind_before
+from nnx_inspector.program.analysis.activations import (
+    POINTS,
+    TOLERANCE,
+    activation_after,
+    activation_before,
+)
 
 RELU = {
     "nnx": nnx.relu,
@@ -88,7 +93,7 @@ def program(f, dtype=jnp.float32):
 def test_a_function_is_told_however_it_is_written(dtype):
     for kind, name, f in CASES:
         into, _, uses, made, leaving = program(f, dtype)
-        assert kind_after(into, uses, made, leaving) == kind, name
+        assert activation_after(into, uses, made, leaving) == kind, name
 
 
 def test_a_value_is_told_where_it_comes_from():
@@ -100,7 +105,7 @@ def test_a_value_is_told_where_it_comes_from():
             kind = "relu"
         elif name == "sine":
             kind = "sinusoid"
-        assert kind_before(out, made) == kind, name
+        assert activation_before(out, made) == kind, name
 
 
 SINUSOIDS = {
@@ -128,7 +133,7 @@ def test_sines_and_cosines_are_a_sinusoid_in_any_order(name):
     f = {**SINUSOIDS, **NO_SINUSOIDS}[name]
     jaxpr = jax.make_jaxpr(f)(jnp.ones((2, 3))).jaxpr
     made = {out: equation for equation in jaxpr.eqns for out in equation.outvars}
-    assert kind_before(jaxpr.outvars[0], made) == ("sinusoid" if name in SINUSOIDS else "")
+    assert activation_before(jaxpr.outvars[0], made) == ("sinusoid" if name in SINUSOIDS else "")
 
 
 def test_what_goes_elsewhere_too_goes_into_no_function():
@@ -138,9 +143,9 @@ def test_what_goes_elsewhere_too_goes_into_no_function():
         lambda x: nnx.relu(x) + x,
     ):
         into, _, uses, made, leaving = program(f)
-        assert kind_after(into, uses, made, leaving) == ""
+        assert activation_after(into, uses, made, leaving) == ""
     into, _, uses, made, _ = program(nnx.relu)
-    assert kind_after(into, uses, made, {into}) == ""
+    assert activation_after(into, uses, made, {into}) == ""
 
 
 def test_the_functions_are_those_of_jax_and_far_apart():
@@ -148,7 +153,7 @@ def test_the_functions_are_those_of_jax_and_far_apart():
     values = {f.__name__: np.asarray(f(x)) for f in (nnx.tanh, nnx.sigmoid, nnx.silu, nnx.gelu)}
     for a, of_a in values.items():
         for b, of_b in values.items():
-            assert a == b or np.abs(of_a - of_b).max() > 10 * CLOSE
+            assert a == b or np.abs(of_a - of_b).max() > 10 * TOLERANCE
 
 
 def test_a_sum_over_a_thousand_modules_is_no_constant():

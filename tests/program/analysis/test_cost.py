@@ -117,20 +117,6 @@ def test_attention():
     assert projections + products + 3 * softmax < found < projections + products + 12 * softmax
 
 
-def test_a_stack_counts_each_layer():
-    class Stack(nnx.Module):
-        def __init__(self):
-            make = nnx.vmap(lambda r: nnx.Linear(4, 4, rngs=r), in_axes=0, out_axes=0)
-            self.layers = nnx.split_rngs(splits=5)(make)(rngs())
-
-        def __call__(self, x):
-            run = nnx.scan(lambda m, x: m(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
-            return run(self.layers, x)
-
-    once = flops(nnx.Linear(4, 4, rngs=rngs()), batch(3, 4))
-    assert flops(Stack(), batch(3, 4)) == 5 * once
-
-
 def test_an_ensemble_counts_each_member():
     class Members(nnx.Module):
         def __init__(self):

@@ -13,7 +13,7 @@ import pytest
 from kernels import PACKAGES, kernel
 
 import nnx_inspector.screen.listener.listener as listeners
-from nnx_inspector._compat.ipykernel import Queued
+from nnx_inspector._compat.ipykernel import QueuedMessage
 from nnx_inspector.screen.listener.listener import QueueListener
 
 VERSIONS = [*PACKAGES]
@@ -267,9 +267,9 @@ def test_what_is_for_a_subshell_goes_there_and_another_click_acts_beside_it(kern
     """As with two front ends on one kernel, of which one asks for a subshell."""
     kernel_of.run(
         "import ipywidgets\n"
-        "from nnx_inspector._compat.ipykernel import answer_where_addressed\n"
+        "from nnx_inspector._compat.ipykernel import disable_reply_subshell\n"
         "both = ipywidgets.IntText()\n"
-        "answer_where_addressed(both.comm)\n"
+        "disable_reply_subshell(both.comm)\n"
         "by_shell, by_ear = [], []\n"
         "name = lambda: threading.current_thread().name\n"
         "both.on_msg(lambda widget, content, buffers: by_shell.append(name()))\n"
@@ -355,11 +355,11 @@ class QueuedKernel:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, messages: int, seconds: float):
         self.now, self.seconds, self.looks, self.seen = 100.0, seconds, 0, []
-        self.queued = [Queued(number, [b""], None) for number in range(messages)]
+        self.queued = [QueuedMessage(number, [b""], None) for number in range(messages)]
         monkeypatch.setattr(listeners.time, "monotonic", lambda: self.now)
         for name, does in {
-            "queue_arrived": self.look,
-            "queued_after": lambda kernel, number: self.queued[number + 1 :],
+            "flush_shell_to_queue": self.look,
+            "messages_after": lambda kernel, number: self.queued[number + 1 :],
             "comm_message": self.read,
         }.items():
             monkeypatch.setattr(listeners.ipykernel, name, does)

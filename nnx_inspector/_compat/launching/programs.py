@@ -18,29 +18,29 @@ from jax._src import api, config, pjit
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
-from nnx_inspector._compat.redirect import Swapped, Undone, put
+from nnx_inspector._compat.redirect import AddUndo, SharedPatch, patch
 from nnx_inspector.errors import is_from_signal_handler
 from nnx_inspector.typing import Value
 
-_SMALL = 4096  # bytes that are copied in no time
+_SMALL_BYTES = 4096  # bytes that are copied in no time
 
 
-class Latest:
+class LatestResults:
     """The results of the program that a thread has started last."""
 
     def __init__(self) -> None:
         self.out: Any = None
 
-    def ended(self) -> Callable[[], None] | None:
+    def waiter(self) -> Callable[[], None] | None:
         """What returns when that program has ended, None if it has.
 
         It waits for one of the program's results, or for a copy if that is donated by then. The
         copy may be late: another program may be running already.
         """
         small = None
-        for x in filter(is_awaited, _arrays(self.out)):
+        for x in filter(is_pending, _arrays(self.out)):
             small = x if small is None or x.nbytes < small.nbytes else small
-            if small.nbytes <= _SMALL:
+            if small.nbytes <= _SMALL_BYTES:
                 break
         if small is None:
             return None
@@ -50,14 +50,14 @@ class Latest:
         return functools.partial(wait_for, *those)
 
 
-class _Here:
+class _State:
     """What one thread has open. Another one may close it, as the collector closes a generator."""
 
     def __init__(self) -> None:
-        self.following: tuple[Following, ...] = ()
+        self.following: tuple[ProgramListener, ...] = ()
         self.before: Any = None  # what jax would call after each program of this thread
         self.after: Callable[[Value], None] | None = None
-        self.keeping: tuple[Keeping, ...] = ()
+        self.keeping: tuple[SignalErrors, ...] = ()
         self.error: BaseException | None = None
 
     def note(self, out: object) -> None:
@@ -70,7 +70,7 @@ class _Here:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.here = _Here()
+        self.here = _State()
 
 
 def _arrays(out: object) -> Iterator[Any]:
@@ -89,7 +89,7 @@ def wait_for(*those: jax.Array) -> None:
             return
 
 
-def is_awaited(x: Value) -> bool:
+def is_pending(x: Value) -> bool:
     """Whether an array's program has not ended; False for a deleted one.
 
     To ask jax 0.10 whether a deleted array is ready ends the process.
@@ -100,7 +100,7 @@ def is_awaited(x: Value) -> bool:
 _thread = _Thread()
 
 
-class Following:
+class ProgramListener:
     """While it is open, jax tells of each program of this thread, also of one in its fast path.
 
     Attributes:
@@ -108,14 +108,14 @@ class Following:
     """
 
     def __init__(self, *, latest: bool = False):
-        self._here: _Here | None = None
-        self.latest = Latest() if latest else None
+        self._here: _State | None = None
+        self.latest = LatestResults() if latest else None
 
     def open(self) -> None:
         self._here = here = _thread.here
         here.following = (*here.following, self)
-        _swapped.hold(self)
-        _listen()
+        _started_patch.acquire(self)
+        _install_hook()
 
     def close(self) -> None:
         here = self._here
@@ -123,53 +123,53 @@ class Following:
             # the loops of a `zip` do not end their steps in turn
             here.following = tuple(one for one in here.following if one is not self)
             if here is _thread.here and not here.following:
-                _listen_no_more()  # another thread will do that after its next program
-            _swapped.let_go(self)
+                _remove_hook()  # another thread will do that after its next program
+            _started_patch.release(self)
 
 
-class Keeping:
+class SignalErrors:
     """While it is open, what a signal's handler raises in this thread is kept, where Python would
     only print it: the handler runs before the first line of a function, and if XLA, the collector
-    or a finalizer calls that, nothing can catch what it raises. See `keep`.
+    or a finalizer calls that, nothing can catch what it raises. See `keep_error`.
     """
 
     def __init__(self) -> None:
-        self._here: _Here | None = None
+        self._here: _State | None = None
 
     def open(self) -> None:
         self._here = here = _thread.here
         here.keeping = (*here.keeping, self)
-        _swapped_unraisable.hold(self)
+        _unraisable_patch.acquire(self)
 
     def close(self) -> None:
         if self._here is not None:
             self._here.keeping = tuple(one for one in self._here.keeping if one is not self)
-            _swapped_unraisable.let_go(self)
+            _unraisable_patch.release(self)
 
 
-def call_after(listener: Callable[[Value], None] | None) -> None:
+def call_after_fast_path(listener: Callable[[Value], None] | None) -> None:
     """Call `listener(function)` when jax has started a jitted function of this thread in its fast
-    path, while a `Following` is open. It must not raise.
+    path, while a `ProgramListener` is open. It must not raise.
     """
     _thread.here.after = listener
 
 
-def keep(error: BaseException) -> None:
+def keep_error(error: BaseException) -> None:
     """Keep an error that a signal's handler has raised where it can go no further: in code that
-    XLA calls. This thread's next program raises it, or the next `raise_kept`.
+    XLA calls. This thread's next program raises it, or the next `raise_kept_error`.
     """
     _thread.here.error = error
 
 
-def raise_kept() -> None:
-    """Raise what `keep` was given in this thread, if there is something."""
+def raise_kept_error() -> None:
+    """Raise what `keep_error` was given in this thread, if there is something."""
     here = _thread.here
     if here.error is not None:
         error, here.error = here.error, None
         raise error
 
 
-def _swap_started(undone: Undone) -> None:
+def _patch_started(add_undo: AddUndo) -> None:
     # jax calls its hook after a program only where it starts that in C++. A program that it starts
     # in Python, as at the first call and whenever it calls the host, passes this function, which
     # decides whether C++ may start it the next time. Without this its results would not be known.
@@ -180,25 +180,25 @@ def _swap_started(undone: Undone) -> None:
         _thread.here.note(out)
         return original(executable, out_tree, args, out, *rest)
 
-    put(pjit, "_get_fastpath_data", data, undone)
+    patch(pjit, "_get_fastpath_data", data, add_undo)
     checks: list[Value] = [config.debug_nans, config.debug_infs]
     for check in checks:
-        after = _listening_after(check._update_thread_local_hook)
-        put(check, "_update_thread_local_hook", after, undone)
+        after = _reinstall_after(check._update_thread_local_hook)
+        patch(check, "_update_thread_local_hook", after, add_undo)
 
 
-def _listening_after(hook: Callable[[Value], None]) -> Callable[[Value], None]:
+def _reinstall_after(hook: Callable[[Value], None]) -> Callable[[Value], None]:
     """Listen again when a user's setting has changed what jax calls after a program."""
 
     def entered(value: bool | None) -> None:
         hook(value)
         if _thread.here.following:
-            _listen()
+            _install_hook()
 
     return entered
 
 
-def _swap_unraisable(undone: Undone) -> None:
+def _patch_unraisable(add_undo: AddUndo) -> None:
     # Ctrl-C may come while XLA or the collector calls Python code. Python prints such an error and
     # goes on: the loop would not stop. There is one hook for the process; it passes on what is not
     # ours.
@@ -208,40 +208,40 @@ def _swap_unraisable(undone: Undone) -> None:
         error = one.exc_value
         theirs = isinstance(error, KeyboardInterrupt) or is_from_signal_handler(error)
         if theirs and _thread.here.keeping:
-            keep(error)
+            keep_error(error)
         else:
             otherwise(one)
 
-    put(sys, "unraisablehook", hook, undone)
+    patch(sys, "unraisablehook", hook, add_undo)
 
 
-_swapped, _swapped_unraisable = Swapped(_swap_started), Swapped(_swap_unraisable)
-closed_elsewhere: list[Callable[[], None]] = []
+_started_patch, _unraisable_patch = SharedPatch(_patch_started), SharedPatch(_patch_unraisable)
+on_foreign_close: list[Callable[[], None]] = []
 """Called in a thread, after its next program, when another thread has closed its last one."""
 
 
-def _listen() -> None:
+def _install_hook() -> None:
     """Note the results of programs that this thread starts."""
     # jax keeps one function for each thread that it calls after a program, also from C++. It is
     # there for `jax_debug_nans`; ours calls that one too. Without it, a program in jax's fast path
     # could not be counted, and a loop would wait for nothing and run ahead of its figures. It can
     # go when jax has a listener for programs.
     before = api._post_hook_state.get_local()
-    if before is not _started:
+    if before is not _after_program:
         _thread.here.before = before
-        api._post_hook_state.set_local(_started)
+        api._post_hook_state.set_local(_after_program)
 
 
-def _listen_no_more() -> None:
-    if api._post_hook_state.get_local() is _started:
+def _remove_hook() -> None:
+    if api._post_hook_state.get_local() is _after_program:
         api._post_hook_state.set_local(_thread.here.before)
 
 
-def _started(fun: object, args: object, kwargs: object, out: object) -> None:
+def _after_program(fun: object, args: object, kwargs: object, out: object) -> None:
     here = _thread.here
     if not here.following:  # another thread has closed the last one
-        _listen_no_more()
-        for settle in closed_elsewhere:
+        _remove_hook()
+        for settle in on_foreign_close:
             settle()
     here.note(out)
     if here.after is not None:
@@ -251,4 +251,4 @@ def _started(fun: object, args: object, kwargs: object, out: object) -> None:
         check = state.get_global()
     if check is not None:  # `jax_debug_nans`
         check(fun, args, kwargs, out)
-    raise_kept()
+    raise_kept_error()

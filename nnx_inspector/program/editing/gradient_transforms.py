@@ -18,14 +18,11 @@ from typing import Final, NamedTuple
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of, is_call
+from nnx_inspector.program.analysis.identity import CASTS
 from nnx_inspector.program.editing.functions import Divides
 from nnx_inspector.program.marks import GRADIENT
 from nnx_inspector.typing import Atom, Aval, Equation, Jaxpr, OpenJaxpr, Params, Var
 
-_SAME: Final = {
-    "nnx_inspector_mark", "nnx_inspector_held", "convert_element_type", "reduce_precision",
-    *jaxprs.SAME,
-}  # fmt: skip
 _OF_NUMBERS: Final = {"broadcast_in_dim", "reshape", "squeeze"}
 _SUMS: Final = {"add", "sub", "add_any"}
 _COMPARED: Final = {"lt", "le", "gt", "ge"}
@@ -66,7 +63,7 @@ class Decay:
 
     @property
     def how(self) -> tuple[Divides, bool]:
-        """As `update_of` takes it."""
+        """As `update_stats` takes it."""
         return self.factor.divides, self.keeps
 
 
@@ -93,7 +90,7 @@ class Clipping:
 
     @property
     def how(self) -> tuple[Divides | None, bool, bool]:
-        """As `update_of` takes it."""
+        """As `update_stats` takes it."""
         divides = None if self.factor is None else self.factor.divides
         return divides, self.when is not None, self.on
 
@@ -117,7 +114,7 @@ def _are_like(a: Atom, b: Atom) -> bool:
     return not jaxprs.is_literal(a) and _shape(a) == _shape(b)
 
 
-class Transformations:
+class GradientTransforms:
     """Finds the weight decay and the clipping of a program's parameters."""
 
     def __init__(self, bare: OpenJaxpr):
@@ -172,7 +169,7 @@ class Transformations:
                 self._steps[result] = _Step("copy", {}, [own(v)], 0)
         for equation in bare.eqns:
             given = list(map(own, equation.invars))
-            made = [names.setdefault(v, jaxprs.variable(v.aval)) for v in equation.outvars]
+            made = [names.setdefault(v, jaxprs.new_var(v.aval)) for v in equation.outvars]
             bodies = bodies_of(equation) if is_call(equation) else ()
             if len(bodies) == 1:
                 self._enter(bodies[0].jaxpr, given, made)
@@ -182,7 +179,7 @@ class Transformations:
 
     def _origin(self, atom: Atom) -> Atom:
         """The earliest variable, or literal, with this value but for its dtype."""
-        while (step := self._step(atom)) is not None and step.name in _SAME:
+        while (step := self._step(atom)) is not None and step.name in CASTS:
             if step.params.get("part") == GRADIENT:
                 break
             atom = step.operands[step.position]
@@ -237,7 +234,7 @@ class Transformations:
     def _before(step: _Step) -> Sequence[Atom]:
         """The operands that a value is a sum, a multiple or a choice of."""
         name, operands = step.name, step.operands
-        if name in _SAME:
+        if name in CASTS:
             return () if step.params.get("part") == GRADIENT else [operands[step.position]]
         if name == "mul":
             return operands if operands[0] is not operands[1] else ()
@@ -256,7 +253,7 @@ class Transformations:
             if step is None or step.params.get("part") == GRADIENT:
                 return
             name, operands = step.name, step.operands
-            if name in _SAME:
+            if name in CASTS:
                 atom = operands[step.position]
             elif name == "neg" or (name == "integer_pow" and step.params["y"] == 1):
                 atom = operands[0]

@@ -16,7 +16,7 @@ import jax
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.survey import Item, Marked
+from nnx_inspector.program.survey import Item, Mark
 from nnx_inspector.typing import (
     Array,
     Atom,
@@ -42,19 +42,19 @@ WHERE = "where"
 how many vmaps map it."""
 
 
-Enter = Callable[[Any, Item, Equation, list[Atom]], PyTree]
-"""Adds an equation that holds marks: of a `Body`, the survey's item, the equation and its operands;
-returns what its marks see."""
+EditRule = Callable[[Any, Item, Equation, list[Atom]], PyTree]
+"""Adds an equation that holds marks: of a `JaxprEditor`, the survey's item, the equation and its
+operands; returns what its marks see."""
 
 
-class Editor:
+class EditContext:
     """What holds for all bodies of a program."""
 
     def __init__(
         self,
         plan: Plan,
-        seeds: Callable[[Marked], bool] | None,
-        enter: Mapping[str, Enter],
+        seeds: Callable[[Mark], bool] | None,
+        enter: Mapping[str, EditRule],
         *,
         tickets: bool = False,
         most_rows: int = 0,
@@ -119,7 +119,7 @@ class Editor:
                     tree.append(structure)
                     return leaves
 
-                closed = jax.make_jaxpr(flat)(*map(jaxprs.typed, avals))
+                closed = jax.make_jaxpr(flat)(*map(jaxprs.aval_argument, avals))
                 known = closed, tree[0]
                 if key is not None:
                     self._traced[key] = known

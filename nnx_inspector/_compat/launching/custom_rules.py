@@ -16,7 +16,7 @@ from typing import Any
 import jax
 
 from nnx_inspector._compat.jit import is_tracer
-from nnx_inspector._compat.redirect import Undone, put
+from nnx_inspector._compat.redirect import AddUndo, patch
 from nnx_inspector.typing import Function, PyTree, Value
 
 
@@ -28,13 +28,13 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def rule_here() -> str:
+def running_rule() -> str:
     """The name of the primitive whose function or rule runs here, or ""."""
     return _thread.here
 
 
 @contextlib.contextmanager
-def noting_rules() -> Iterator[None]:
+def track_rules() -> Iterator[None]:
     """Within the context, functions with rules are known that this thread calls."""
     before, _thread.within = _thread.within, True
     try:
@@ -43,7 +43,7 @@ def noting_rules() -> Iterator[None]:
         _thread.within = before
 
 
-def _named(function: Function, name: str) -> Any:
+def _tracked(function: Function, name: str) -> Any:
     if function is None:
         return None
 
@@ -58,16 +58,16 @@ def _named(function: Function, name: str) -> Any:
     return run
 
 
-def swap_rules_of_calls(undone: Undone) -> None:
-    """Let `rule_here` know the rules of the functions called within `noting_rules`."""
+def patch_custom_rules(add_undo: AddUndo) -> None:
+    """Let `running_rule` know the rules of the functions called within `track_rules`."""
     # Nothing of jax's tells whose rule it runs. The object that holds the rules is copied for one
     # call, with rules that say so. It can go when jax passes a rule the name of its function.
     every = ((jax.custom_vjp, ("fun", "fwd", "bwd")), (jax.custom_jvp, ("fun", "jvp")))
     for cls, attributes in every:
-        put(cls, "__call__", _noting(cls, attributes, cls.__call__), undone)
+        patch(cls, "__call__", _tracking_call(cls, attributes, cls.__call__), add_undo)
 
 
-def _noting(cls: Any, attributes: tuple[str, ...], call: Function) -> Any:
+def _tracking_call(cls: Any, attributes: tuple[str, ...], call: Function) -> Any:
     @functools.wraps(call)
     def noted(self: object, *args: object, **kwargs: object) -> Value:
         if not _thread.within or not any(map(is_tracer, jax.tree.leaves((args, kwargs)))):
@@ -75,7 +75,7 @@ def _noting(cls: Any, attributes: tuple[str, ...], call: Function) -> Any:
         mine = object.__new__(cls)  # jax has given the class no way to copy
         vars(mine).update(vars(self))
         for name in attributes:
-            setattr(mine, name, _named(getattr(self, name), f"{cls.__name__}_call"))
+            setattr(mine, name, _tracked(getattr(self, name), f"{cls.__name__}_call"))
         return call(mine, *args, **kwargs)
 
     return noted

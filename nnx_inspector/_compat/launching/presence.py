@@ -23,7 +23,7 @@ from jax._src.lax.control_flow import conditionals, loops
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.redirect import Undone, put
+from nnx_inspector._compat.redirect import AddUndo, patch
 from nnx_inspector.typing import Jaxpr, Params, Value
 
 Presence = Callable[[Value, Value], Value]
@@ -31,8 +31,8 @@ Presence = Callable[[Value, Value], Value]
 whether the example is there. None if the jaxpr is of no interest."""
 
 
-def swap_rules(presence: Presence, undone: Undone) -> None:
-    """Ask `presence` where a vmap maps a condition or a loop; `undone` gets what undoes it."""
+def patch_batching_rules(presence: Presence, add_undo: AddUndo) -> None:
+    """Ask `presence` where a vmap maps a condition or a loop; `add_undo` gets what undoes it."""
     # jax looks up in this dict what a vmap makes of a primitive. A rule sees the branches before
     # they are mapped, with the index or the condition that each example has; afterwards the two are
     # one select among others. There is no public way to wrap a rule. Without this, marks in the
@@ -40,7 +40,7 @@ def swap_rules(presence: Presence, undone: Undone) -> None:
     # its branches, as a primitive of its own.
     rules = batching.fancy_primitive_batchers
     for primitive, batch in ((conditionals.cond_p, _cond), (loops.while_p, _while)):
-        put(rules, primitive, batch(rules[primitive], presence), undone)
+        patch(rules, primitive, batch(rules[primitive], presence), add_undo)
 
 
 def _cond(rule: Any, presence: Presence) -> Value:
@@ -59,14 +59,15 @@ def _cond(rule: Any, presence: Presence) -> Value:
         # with the mesh that is in types: jax maps it as it maps the index
         number = core.mapped_aval(axis_data.size, at, jax.typeof(index))
         aval = number.update(dtype=np.dtype(bool), weak_type=False)
-        inputs = [jaxprs.variable(aval) for _ in branches]
+        inputs = [jaxprs.new_var(aval) for _ in branches]
         present = [presence(one, v) for one, v in zip(branches, inputs, strict=True)]
         if all(one is None for one in present):
             return rule(axis_data, args, dims, branches=branches, **params)
         with internal_config():
             theirs = [jax.lax.eq(index, jax.lax.full_like(index, n)) for n in range(len(branches))]
         new = tuple(
-            _among(inputs, one, branch) for one, branch in zip(present, branches, strict=True)
+            _add_presence_inputs(inputs, one, branch)
+            for one, branch in zip(present, branches, strict=True)
         )
         args = [index, *theirs, *args[1:]]
         dims = [at, *[at] * len(theirs), *dims[1:]]
@@ -75,7 +76,7 @@ def _cond(rule: Any, presence: Presence) -> Value:
     return batch
 
 
-def _among(inputs: Sequence[object], present: Value, branch: Value) -> Value:
+def _add_presence_inputs(inputs: Sequence[object], present: Value, branch: Value) -> Value:
     """A branch whose first operands are, for each branch, whether an example takes it."""
     whole = branch if present is None else present
     bare, _ = jaxprs.open_jaxpr(whole)
@@ -90,17 +91,17 @@ def _while(rule: Any, presence: Presence) -> Value:
     ) -> Value:
         test, tests = params["cond_jaxpr"], params["cond_nconsts"]
         test_bare, _ = jaxprs.open_jaxpr(test)
-        present = jaxprs.variable(test_bare.outvars[0].aval)
-        apart = _ends_apart(dims, params)
+        present = jaxprs.new_var(test_bare.outvars[0].aval)
+        apart = _has_batched_condition(dims, params)
         inside = presence(params["body_jaxpr"], present) if apart else None
         if inside is None:
             return rule(axis_data, args, dims, **params)
         # the loop's own condition, of the values that the body gets, is computed once more inside:
         # there it is mapped as they are
         _, *own = jaxprs.open_jaxpr(inside)[0].invars
-        consts = [jaxprs.variable(v.aval) for v in test_bare.invars[:tests]]
+        consts = [jaxprs.new_var(v.aval) for v in test_bare.invars[:tests]]
         carry = own[params["body_nconsts"] :]
-        asked = _called(test, [*consts, *carry], [present])
+        asked = _call_equation(test, [*consts, *carry], [present])
         bare, _ = jaxprs.open_jaxpr(inside)
         new = bare.replace(invars=[*consts, *own], eqns=[asked, *bare.eqns])
         changed = {
@@ -115,13 +116,13 @@ def _while(rule: Any, presence: Presence) -> Value:
     return batch
 
 
-def _called(jaxpr: Jaxpr, operands: Sequence[object], results: Sequence[object]) -> Value:
+def _call_equation(jaxpr: Jaxpr, operands: Sequence[object], results: Sequence[object]) -> Value:
     """An equation that runs a jaxpr without effects."""
     primitive, params = jaxprs.closed_call(jaxpr)
     return core.new_jaxpr_eqn(list(operands), list(results), primitive, params, core.no_effects)
 
 
-def ends_together(
+def with_one_condition(
     params: Params, operands: Sequence[object], *, more: int
 ) -> tuple[Params, list[Value]]:
     """The parameters and operands of a while loop that carries so many more values, last, than one
@@ -149,19 +150,19 @@ def ends_together(
         wider = lambda x: jax.lax.broadcast_in_dim(here, x.shape, range(here.ndim))  # noqa: E731
         return [jax.lax.select(wider(x), new, x) for x, new in zip(before, after, strict=True)]
 
-    consts = [jaxprs.variable(v.aval) for v in jaxprs.open_jaxpr(test)[0].invars[:tests]]
-    here = jaxprs.variable(condition)
+    consts = [jaxprs.new_var(v.aval) for v in jaxprs.open_jaxpr(test)[0].invars[:tests]]
+    here = jaxprs.new_var(condition)
     with internal_config():
-        selects = jax.make_jaxpr(kept)(*[jaxprs.typed(v.aval) for v in (here, *own, *own)])
-        last = jax.make_jaxpr(of_all)(*[jaxprs.typed(v.aval) for v in (*consts, *carry)])
+        selects = jax.make_jaxpr(kept)(*[jaxprs.aval_argument(v.aval) for v in (here, *own, *own)])
+        last = jax.make_jaxpr(of_all)(*[jaxprs.aval_argument(v.aval) for v in (*consts, *carry)])
     results = bare.outvars[: len(own)]
-    chosen = [jaxprs.variable(v.aval) for v in own]
+    chosen = [jaxprs.new_var(v.aval) for v in own]
     new = bare.replace(
         invars=[*consts, *bare.invars],
         eqns=[
-            _called(test, [*consts, *carry], [here]),
+            _call_equation(test, [*consts, *carry], [here]),
             *bare.eqns,
-            _called(selects, [here, *own, *results], chosen),
+            _call_equation(selects, [here, *own, *results], chosen),
         ],
         outvars=[*chosen, *bare.outvars[len(own) :]],
     )
@@ -175,11 +176,11 @@ def ends_together(
 
 
 def _evaluated(jaxpr: Jaxpr, values: Sequence[object]) -> Value:
-    (found,) = jaxprs.as_function(*jaxprs.open_jaxpr(jaxpr))(*values)
+    (found,) = jaxprs.jaxpr_as_fun(*jaxprs.open_jaxpr(jaxpr))(*values)
     return found
 
 
-def _ends_apart(dims: Sequence[Value], params: Params) -> bool:
+def _has_batched_condition(dims: Sequence[Value], params: Params) -> bool:
     """Whether a loop may end at another iteration for each example of a vmap. If its condition has
     one result for each example already, its body was changed when it got them.
     """
@@ -192,13 +193,13 @@ def _ends_apart(dims: Sequence[Value], params: Params) -> bool:
     of_test, of_body = mapped[:tests], mapped[tests : tests + bodies]
     carry = mapped[tests + bodies :]
     while True:
-        after = list(map(operator.or_, carry, _depending(body, [*of_body, *carry])))
+        after = list(map(operator.or_, carry, _depends_on(body, [*of_body, *carry])))
         if after == carry:
-            return _depending(test, [*of_test, *carry])[0]
+            return _depends_on(test, [*of_test, *carry])[0]
         carry = after
 
 
-def _depending(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
+def _depends_on(jaxpr: Jaxpr, inputs: Sequence[bool]) -> list[bool]:
     """For each output of a jaxpr, whether it may depend on one of these inputs."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
     known = {v for v, wanted in zip(bare.invars, inputs, strict=True) if wanted}

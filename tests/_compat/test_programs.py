@@ -9,14 +9,14 @@ import pytest
 from held import Held
 from leftovers import patched_in_jax
 
-from nnx_inspector._compat.launching import started
+from nnx_inspector._compat.launching import programs
 from nnx_inspector.resources import open_all as opened
 
 
 @contextlib.contextmanager
 def following():
     """Within it, the results of the latest program of this thread are known."""
-    one = started.Following(latest=True)
+    one = programs.ProgramListener(latest=True)
     with opened(one):
         yield one.latest
 
@@ -25,9 +25,9 @@ def test_a_function_that_jax_has_started_itself_is_told():
     double, x, heard = jax.jit(lambda x: 2 * x), jnp.ones(3), []
     with following():
         double(x)
-        started.call_after(heard.append)
+        programs.call_after_fast_path(heard.append)
         double(x)
-        started.call_after(None)
+        programs.call_after_fast_path(None)
         double(x)
     assert heard == [double.__wrapped__]
 
@@ -72,12 +72,12 @@ def test_the_latest_program_is_waited_for_even_if_its_result_is_donated(donated)
     double = jax.jit(lambda x: 2 * x, donate_argnums=0)
     x = double(held(many))
     with following() as latest:
-        assert latest.ended() is None, "no program was started"
+        assert latest.waiter() is None, "no program was started"
         double(x).block_until_ready()
-        assert latest.ended() is None
+        assert latest.waiter() is None
         held.may_end.clear()
         out = held(many)
-        ended = latest.ended()
+        ended = latest.waiter()
     if donated:
         double(out)
     waited = threading.Thread(target=ended)
@@ -90,9 +90,9 @@ def test_the_latest_program_is_waited_for_even_if_its_result_is_donated(donated)
 def test_the_latest_program_may_return_a_random_key_and_no_array():
     with following() as latest:
         jax.jit(lambda key: jax.random.split(key, 3))(jax.random.key(0))
-        ended = latest.ended()
+        ended = latest.waiter()
         jax.jit(lambda: ())()
-        assert latest.ended() is None
+        assert latest.waiter() is None
     if ended is not None:
         ended()
 

@@ -20,8 +20,8 @@ from flax import nnx
 from step_reader import Read, read_step, rows_of
 
 import nnx_inspector as nni
-from nnx_inspector._compat.launching.launch import Taking
-from nnx_inspector.program.rewrite import with_presence
+from nnx_inspector._compat.launching.launch import LaunchInterception
+from nnx_inspector.program.instrument import mark_presence
 from nnx_inspector.program.survey import survey
 from nnx_inspector.stats.summary import Summary
 
@@ -313,7 +313,7 @@ class Present:
         return bool(survey(jaxpr, None).items)
 
     def with_presence(self, jaxpr: Any, present: Any, /) -> Any:
-        return with_presence(jaxpr, present)
+        return mark_presence(jaxpr, present)
 
     def escaped(self, name: str, /) -> None: ...
 
@@ -323,7 +323,7 @@ class Present:
 
 @pytest.fixture
 def present() -> Iterator[None]:
-    taking = Taking(Present())
+    taking = LaunchInterception(Present())
     taking.open()
     yield
     taking.close()

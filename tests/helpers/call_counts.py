@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def calls_in(work: Callable[[], object]) -> int:
+def count_calls(work: Callable[[], object]) -> int:
     """The number of Python's calls in some work."""
     seen = 0
 

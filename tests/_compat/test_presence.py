@@ -12,7 +12,7 @@ from marked import Watch, mark
 from taking import BATCH, HALVES, SUM, X, branches, close, halved, halvings, in_thread, run, taken
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.launching.launch import Taking
+from nnx_inspector._compat.launching.launch import LaunchInterception
 from nnx_inspector.resources import open_all
 
 
@@ -83,7 +83,7 @@ def test_the_branches_of_platforms_are_no_choice_of_an_example():
 
     (cond,) = (e for e in jax.make_jaxpr(f)(1.0).eqns if e.primitive.name == "cond")
     mapped = jax.vmap(lambda number, x: jaxprs.bind(cond, [number, x])[0])
-    with open_all(Taking(Watch())):
+    with open_all(LaunchInterception(Watch())):
         program = jax.make_jaxpr(mapped)(jnp.array([0, 1]), jnp.ones(2))
     assert "masked=True" not in str(program)
 
@@ -105,7 +105,7 @@ def test_a_loop_whose_condition_has_constants_and_another_carry():
     close(run(jax.jit(jax.vmap(f)), n, x), ("x", (2 + 4 + 8) + 2))
     # all examples do the same number of steps
     close(run(jax.jit(jax.vmap(f, in_axes=(None, 0))), 2, x), ("x", 3 * (2 + 4)))
-    with open_all(Taking(Watch())):
+    with open_all(LaunchInterception(Watch())):
         together = jax.vmap(f, in_axes=(None, 0))
         assert "masked=True" not in str(jax.make_jaxpr(together)(2, x))
         assert "masked=True" in str(jax.make_jaxpr(jax.vmap(f))(n, x))
@@ -161,7 +161,7 @@ def test_a_loop_that_carries_a_random_key():
 
 
 def test_conditions_and_loops_of_other_threads_are_mapped_as_ever():
-    with open_all(Taking(Watch())):
+    with open_all(LaunchInterception(Watch())):
         program = in_thread(lambda: str(jax.make_jaxpr(jax.vmap(branches))(BATCH)))
     assert "masked=True" not in program
     assert program == str(jax.make_jaxpr(jax.vmap(branches))(BATCH))

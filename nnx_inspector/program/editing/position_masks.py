@@ -2,9 +2,9 @@
 
 Where the outermost call begins, the user's function makes the mask of its arguments, and a mark
 holds it. Each mark inside says that it has one, and holds no tracer of it: a function that is
-jitted by itself has one program for many calls. `rewrite` puts the mask beside the marked values.
-Invariant: a value that the mask does not fit is measured whole, and its mark says so. Measures
-nothing.
+jitted by itself has one program for many calls. `instrument` puts the mask beside the marked
+values. Invariant: a value that the mask does not fit is measured whole, and its mark says so.
+Measures nothing.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Context, Hook, replace_hooks
 from nnx_inspector.hooks.scope import Scope
-from nnx_inspector.program.marks import OUTPUT, POSITIONS, counts, mark_arguments
+from nnx_inspector.program.marks import OUTPUT, POSITIONS, mark_arguments, position_mask
 from nnx_inspector.program.structure import describe
-from nnx_inspector.program.survey import Marked
+from nnx_inspector.program.survey import Mark
 from nnx_inspector.stats.summarize import beside, in_words
 from nnx_inspector.typing import Aval, Function, Kwargs, Owner, Params, PyTree, Value
 
-_EXAMPLE = "where=lambda tokens, *_: tokens != 0"
-MOST_KEPT = 16
+_WHERE_EXAMPLE = "where=lambda tokens, *_: tokens != 0"
+MOST_MASKS = 16
 """The masks of the last calls outside every program that are kept for programs within them."""
 
 
-MOST_WORDS = 80
+MOST_CHARACTERS = 80
 """The most characters of a lambda that are shown."""
 
 
@@ -81,11 +81,11 @@ class Where:
             raise InspectorError(
                 f"where= was given the arguments of {called} and raised "
                 f"{type(error).__name__}: {error}. It gets what the outermost call gets, without "
-                f"the model: {_EXAMPLE}."
+                f"the model: {_WHERE_EXAMPLE}."
             ) from error
         if found is None:
             return None
-        return _checked(found, f"where= returned, for the arguments of {called},")
+        return _require_mask(found, f"where= returned, for the arguments of {called},")
 
 
 def _body_of(function: Any) -> str:
@@ -99,7 +99,7 @@ def _body_of(function: Any) -> str:
     source = linecache.getline(code.co_filename, *lines).encode()
     columns = [(start or 0, end) for *_, start, end in known]
     text = source[min(start for start, _ in columns) : max(end or 0 for _, end in columns)].decode()
-    return text if len(text) <= MOST_WORDS else f"{text[:MOST_WORDS]} ..."
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
 
 
 def where_of(given: Value) -> Where | None:
@@ -116,10 +116,10 @@ def where_of(given: Value) -> Where | None:
     if jit.is_tracer(given):
         raise TypeError(
             f"where= got a traced array, {describe(given)}, which would be another in each call. "
-            f"Pass a function of the call's arguments: {_EXAMPLE}."
+            f"Pass a function of the call's arguments: {_WHERE_EXAMPLE}."
         )
     try:
-        mask = np.asarray(_checked(given, "where= got"))
+        mask = np.asarray(_require_mask(given, "where= got"))
     except InspectorError as error:
         raise TypeError(str(error)) from None
     if not mask.any():
@@ -127,7 +127,7 @@ def where_of(given: Value) -> Where | None:
     return Where(shape=mask.shape, bits=mask.tobytes())
 
 
-def _checked(found: object, what: str) -> Value:
+def _require_mask(found: object, what: str) -> Value:
     if isinstance(found, bool | list | tuple):
         found = np.asarray(found)
     dtype = getattr(found, "dtype", None)
@@ -135,12 +135,12 @@ def _checked(found: object, what: str) -> Value:
         said = type(found).__name__ if dtype is None else describe(found)
         raise InspectorError(
             f"{what} {said}. It takes a function of the call's arguments that returns True for "
-            f"each position that counts, {_EXAMPLE}, or such an array of booleans."
+            f"each position that counts, {_WHERE_EXAMPLE}, or such an array of booleans."
         )
     return found
 
 
-class _Here(threading.local):
+class _ThreadState(threading.local):
     def __init__(self) -> None:
         self.shapes: dict[Owner, tuple[int, ...] | None] = {}  # of the calls under way, by owner
         self.last: dict[
@@ -148,11 +148,11 @@ class _Here(threading.local):
         ] = {}  # the mask of an owner's last call, outside every program
 
 
-_here = _Here()
+_here = _ThreadState()
 
 
 @contextlib.contextmanager
-def call_begins(
+def mask_call(
     mask: Value, owner: object, args: object, kwargs: object, context: Context
 ) -> Iterator[tuple[PyTree, PyTree]]:
     """The outermost call, with this mask: its arguments, by which its program holds the mask."""
@@ -162,7 +162,7 @@ def call_begins(
         if not jit.is_tracer(mask):
             _here.last.pop(owner, None)
             _here.last[owner] = mask
-            while len(_here.last) > MOST_KEPT:
+            while len(_here.last) > MOST_MASKS:
                 del _here.last[next(iter(_here.last))]
     _here.shapes[owner] = None if mask is None else tuple(mask.shape)
     try:
@@ -171,7 +171,7 @@ def call_begins(
         del _here.shapes[owner]
 
 
-def counting(owner: object) -> Params:
+def mask_params(owner: object) -> Params:
     """The parameter of a mark that says how the mask of the call under way is; {} if all of its
     positions count.
     """
@@ -179,7 +179,7 @@ def counting(owner: object) -> Params:
     return {} if shape is None else {"where": shape}
 
 
-def counted_beside(owner: Owner, x: jax.Array) -> jax.Array | None:
+def mask_beside(owner: Owner, x: jax.Array) -> jax.Array | None:
     """The mask of the call under way, beside a value in it as the module sees it; None if it does
     not fit. Of a value that vmaps map, it is that of the example.
     """
@@ -189,12 +189,12 @@ def counted_beside(owner: Owner, x: jax.Array) -> jax.Array | None:
         form = beside(own, x)
         if form is not None:
             kind = ShapedArray(own, jnp.dtype(jnp.bool_))
-            return counts.bind(x, owner=owner, kind=kind, mapped=0).reshape(form)
+            return position_mask.bind(x, owner=owner, kind=kind, mapped=0).reshape(form)
     return None
 
 
 @dataclasses.dataclass(frozen=True)
-class Counts:
+class MaskCalls:
     """The hook that begins the mask of an owner's outermost call."""
 
     owner: Owner
@@ -211,26 +211,26 @@ class Counts:
             if not context.path:
                 raise
             mask = None  # the function is for calls of the model, and not of its parts
-        with call_begins(mask, self.owner, args, kwargs, context) as (args, kwargs):
+        with mask_call(mask, self.owner, args, kwargs, context) as (args, kwargs):
             return next_fun(*args, **kwargs)
 
 
 # --------------------------------------------------------------------- in a program
 
 
-def counting_hooks(owner: object, where: Where | None, scope: Scope) -> list[Hook]:
+def mask_hooks(owner: object, where: Where | None, scope: Scope) -> list[Hook]:
     """The hooks, around all others, by which an owner's marks know which positions count."""
-    return [] if where is None else [Hook(Counts(owner, where), TAP_OUTPUT, None, scope)]
+    return [] if where is None else [Hook(MaskCalls(owner, where), TAP_OUTPUT, None, scope)]
 
 
-@counts.def_impl
+@position_mask.def_impl
 @internal_config()
-def _counts_now(_: object, *, kind: Aval, mapped: int, owner: object) -> jax.Array:
-    found = known_mask(owner, kind.shape, mapped)
+def _run_position_mask(_: object, *, kind: Aval, mapped: int, owner: object) -> jax.Array:
+    found = last_mask(owner, kind.shape, mapped)
     return jnp.ones(kind.shape, jnp.bool_) if found is None else jnp.asarray(found)
 
 
-def misfit_of(marks: Sequence[Marked]) -> str:
+def misfit_of(marks: Sequence[Mark]) -> str:
     """Why no value of a call is measured by its mask, as a warning; "" if one is, or without one.
 
     Args:
@@ -248,7 +248,7 @@ def misfit_of(marks: Sequence[Marked]) -> str:
     )
 
 
-def known_mask(owner: object, shape: tuple[int, ...], mapped: int) -> Value:
+def last_mask(owner: object, shape: tuple[int, ...], mapped: int) -> Value:
     """The mask of an owner's last call outside every program, for a program within it; None if
     there is none of this shape.
     """

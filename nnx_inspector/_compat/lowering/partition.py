@@ -25,12 +25,12 @@ from jax.interpreters import batching, mlir
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.native import devices_of, has_functions
+from nnx_inspector._compat.native import has_functions, lowering_devices
 from nnx_inspector.typing import Function, Value
 
 _TARGET: Final = "nnx_inspector_parts"
 _AXIS: Final = "devices"
-_KEPT: Final = 512
+_CACHE_SIZE: Final = 512
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,13 +54,13 @@ Static = tuple[tuple[str, Any], ...]
 """Keyword arguments that do not change while a program runs."""
 
 
-Found = Callable[..., Sequence[jax.Array]]
+PartFunction = Callable[..., Sequence[jax.Array]]
 """`f(x, part, rows=, **static)`, what is found in a part: arrays of uint32, whose shapes do not
 depend on the part's."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Asked:
+class _PartitionRequest:
     """What XLA is to divide: the function and its arguments, for how many devices."""
 
     name: str
@@ -72,17 +72,14 @@ class _Asked:
     platforms: tuple[str, ...]
 
 
-_functions: dict[str, tuple[Found, Callable[..., bool]]] = {}
-_asked: dict[bytes, _Asked] = {}
+_functions: dict[str, tuple[PartFunction, Callable[..., bool]]] = {}
+_requests: dict[bytes, _PartitionRequest] = {}
 """By their names in a program; a program that jax has kept on disk has the names too."""
 
 
-def _always(axis: int, length: int, **static: object) -> bool:
-    del axis, length, static
-    return True
-
-
-def over_parts(function: Found, fits: Callable[..., bool] = _always) -> Callable[..., list[Value]]:
+def partitioned(
+    function: PartFunction, fits: Callable[..., bool] = lambda *_, **__: True
+) -> Callable[..., list[Value]]:
     """`f(x, rows=, **static)`: what `function` finds in the parts of an array, added up over them
     modulo 2**32. The first axes of the array, `rows` of them, are those of each result too.
 
@@ -90,8 +87,8 @@ def over_parts(function: Found, fits: Callable[..., bool] = _always) -> Callable
         fits: for an axis, the length of a part along it, and `static`: whether the array may be
             divided so. Otherwise XLA gathers it along that axis.
 
-    With `apart=True` it is not added up yet: only `added_up` may read that, in the same body of the
-    program, because the devices' results differ, which XLA does not know.
+    With `apart=True` it is not added up yet: only `sum_over_devices` may read that, in the same
+    body of the program, because the devices' results differ, which XLA does not know.
     """
     name = f"{function.__module__}.{function.__name__}"
     _functions[name] = function, fits
@@ -103,12 +100,12 @@ def over_parts(function: Found, fits: Callable[..., bool] = _always) -> Callable
     return run
 
 
-def added_up(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def sum_over_devices(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Results that are apart, added up over all devices in one exchange."""
     return _sum.bind(*arrays) if arrays else []
 
 
-def in_all_rows(found: jax.Array, part: Part, rows: int) -> jax.Array:
+def put_into_rows(found: jax.Array, part: Part, rows: int) -> jax.Array:
     """What was found in the rows of a part, the first axes of its array, among those of all."""
     if not any(axis < rows for axis in part.divided):
         return found
@@ -117,6 +114,9 @@ def in_all_rows(found: jax.Array, part: Part, rows: int) -> jax.Array:
     return jax.lax.dynamic_update_slice(zeros, found, (*part.starts[:rows], *[0] * len(inner)))
 
 
+# Two primitives, because what the devices find in several arrays is to be added up in one exchange:
+# `_parts` finds it, and `_sum` adds it up, later. A function in their place would be lowered where
+# it stands, before XLA has decided how the array is divided.
 _parts = Primitive("nnx_inspector_parts")
 _sum = Primitive("nnx_inspector_sum")
 _parts.multiple_results = _sum.multiple_results = True
@@ -149,7 +149,7 @@ def _on_whole(name: str, static: Static, rows: int, x: jax.Array) -> Sequence[ja
     return _functions[name][0](x, part, rows=rows, **dict(static))
 
 
-@functools.lru_cache(_KEPT)
+@functools.lru_cache(_CACHE_SIZE)
 def _whole(
     name: str, static: Static, rows: int, shape: tuple[int, ...], dtype: object, wide: bool
 ) -> tuple[list[Value], str]:
@@ -170,27 +170,27 @@ def _batched(
 
 def _lower(ctx: Any, x: object, *, name: str, static: Static, rows: int, apart: bool) -> Value:
     (operand,), module = ctx.avals_in, ctx.module_context
-    wide, devices = _is_wide(operand.dtype), devices_of(ctx)
+    wide, devices = _is_wide(operand.dtype), lowering_devices(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
         function = functools.partial(_on_whole, name, static, rows)
         with internal_config(), jax.enable_x64(wide):
             return mlir.lower_fun(function, multiple_results=True)(ctx, x)
     _, how = _whole(name, static, rows, operand.shape, operand.dtype, wide)
-    asked = _Asked(name, static, rows, apart, devices, wide, tuple(module.platforms))
+    asked = _PartitionRequest(name, static, rows, apart, devices, wide, tuple(module.platforms))
     return _call(ctx, [x], asked, how)
 
 
 def _lower_sum(ctx: Any, *arrays: object) -> Value:
-    module, devices = ctx.module_context, devices_of(ctx)
+    module, devices = ctx.module_context, lowering_devices(ctx)
     if devices < 2 or module.lowering_parameters.for_export:
         return arrays
-    asked = _Asked("", (), 0, False, devices, False, tuple(module.platforms))
+    asked = _PartitionRequest("", (), 0, False, devices, False, tuple(module.platforms))
     return _call(ctx, arrays, asked, "")
 
 
-def _call(ctx: Any, operands: Sequence[object], asked: _Asked, how: str) -> Value:
+def _call(ctx: Any, operands: Sequence[object], asked: _PartitionRequest, how: str) -> Value:
     key = f"{asked} {how}"  # the same in each process, or jax's cache on disk would not be used
-    _asked[key.encode()] = asked
+    _requests[key.encode()] = asked
     has_functions()  # registers those that a program calls which jax has kept on disk
     results = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in ctx.avals_out]
     call = jax.ffi.ffi_call(_TARGET, results, custom_call_api_version=2, legacy_backend_config=key)
@@ -207,7 +207,7 @@ mlir.register_lowering(_sum, _lower_sum)
 
 def _partition(kinds: Any, shardings: Any, results: Value, _: object, key: bytes) -> Value:
     """The program of each device, and how its array and its results lie on them."""
-    asked, everywhere = _asked[key], xla_client.HloSharding.replicate()
+    asked, everywhere = _requests[key], xla_client.HloSharding.replicate()
     result = everywhere
     if results.is_tuple():
         each = [everywhere] * len(results.tuple_shapes())
@@ -218,12 +218,12 @@ def _partition(kinds: Any, shardings: Any, results: Value, _: object, key: bytes
     (kind,) = kinds
     shape = tuple(kind.dimensions())
     fits = functools.partial(_functions[asked.name][1], rows=asked.rows, **dict(asked.static))
-    devices = _divided(shardings[0], shape, asked.devices, fits)
+    devices = _device_grid(shardings[0], shape, asked.devices, fits)
     program = _program(asked, shape, kind.numpy_dtype(), devices.shape, devices.tobytes())
     return program, [_sharding(devices)], result
 
 
-def _divided(
+def _device_grid(
     sharding: Value, shape: tuple[int, ...], devices: int, fits: Callable[[int, int], bool]
 ) -> np.ndarray:
     """The numbers of the devices: an axis for each of the array's, and one for equal parts."""
@@ -250,9 +250,13 @@ def _sharding(devices: np.ndarray) -> Value:
     return xla_client.HloSharding.from_proto(found)
 
 
-@functools.lru_cache(_KEPT)
+@functools.lru_cache(_CACHE_SIZE)
 def _program(
-    asked: _Asked, shape: tuple[int, ...], dtype: object, grid: tuple[int, ...], devices: bytes
+    asked: _PartitionRequest,
+    shape: tuple[int, ...],
+    dtype: object,
+    grid: tuple[int, ...],
+    devices: bytes,
 ) -> bytes:
     *tiles, copies = grid
     static = {**dict(asked.static), "rows": asked.rows}
@@ -270,19 +274,19 @@ def _program(
         found = list(function(x, Part(number, tuple(begins), divided, shape)))
         if copies > 1 and (divided or asked.apart):
             found = [jnp.where(mine(copy) == 0, one, jnp.zeros_like(one)) for one in found]
-        return _summed(found) if divided and not asked.apart else found
+        return _psum(found) if divided and not asked.apart else found
 
     kind = jax.ShapeDtypeStruct(local, dtype)
     return _module(run, [kind], asked)
 
 
-@functools.lru_cache(_KEPT)
-def _program_of_sum(asked: _Asked, shapes: tuple[tuple[int, ...], ...]) -> bytes:
+@functools.lru_cache(_CACHE_SIZE)
+def _program_of_sum(asked: _PartitionRequest, shapes: tuple[tuple[int, ...], ...]) -> bytes:
     kinds = [jax.ShapeDtypeStruct(shape, np.uint32) for shape in shapes]
-    return _module(lambda *arrays: _summed(arrays), kinds, asked)
+    return _module(lambda *arrays: _psum(arrays), kinds, asked)
 
 
-def _summed(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+def _psum(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """The sums over all devices: as one array, because on CPUs each array is an exchange."""
     whole = jax.lax.psum(jnp.concatenate([x.reshape(-1) for x in arrays]), _AXIS)
     ends = np.cumsum([x.size for x in arrays])
@@ -290,7 +294,7 @@ def _summed(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [part.reshape(x.shape) for part, x in zip(parts, arrays, strict=True)]
 
 
-def _module(run: Function, kinds: Sequence[object], asked: _Asked) -> bytes:
+def _module(run: Function, kinds: Sequence[object], asked: _PartitionRequest) -> bytes:
     axes = [(_AXIS, asked.devices)]
     mesh = AbstractMesh((asked.devices,), (_AXIS,))
     context = sharding_impls.SPMDAxisContext(cast("Any", mesh), frozenset({_AXIS}))
@@ -311,16 +315,14 @@ def _module(run: Function, kinds: Sequence[object], asked: _Asked) -> bytes:
         return module_to_bytecode(module)
 
 
-def _infer(*_: object) -> Value:
-    return xla_client.HloSharding.replicate()
-
-
-def _propagate(sharding: object, *_: object) -> Value:
-    return sharding
-
-
 # XLA divides a program among devices after jax has lowered it, and asks the partitioner of a custom
 # call how the call is to be divided. `jax.experimental.custom_partitioning` stands on the same
 # function; it needs the mesh, which a program without explicit shardings does not name. Without it,
 # XLA gathers every activation on every device. It can go when jax has a histogram that is divided.
-xla_client.register_custom_call_partitioner(_TARGET, _propagate, _partition, _infer, True)
+xla_client.register_custom_call_partitioner(
+    _TARGET,
+    lambda sharding, *_: sharding,
+    _partition,
+    lambda *_: xla_client.HloSharding.replicate(),
+    True,
+)

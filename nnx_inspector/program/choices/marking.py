@@ -13,27 +13,27 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.sources import is_backward, scopes_of
+from nnx_inspector._compat.sources import is_backward, named_scopes_of
 from nnx_inspector.hooks.operations.attention import FIXED, PATTERN, Trail, Trails, pattern_in
 from nnx_inspector.hooks.operations.named_scopes import site_in
-from nnx_inspector.program.choices.attentions import Softmaxes, heads_of, level
+from nnx_inspector.program.choices.attentions import Softmaxes, common_frame, heads_of
 from nnx_inspector.program.choices.capacity import place_in_expert
 from nnx_inspector.program.choices.frames import Frame
 from nnx_inspector.program.choices.routers import CHOOSES, router_at
-from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, alone, mark
+from nnx_inspector.program.marks import BEGIN, CHOICE, OUTPUT, equation_program, mark
 from nnx_inspector.stats.choices.rows import EXPERTS
 from nnx_inspector.typing import Equation, Jaxpr, OpenJaxpr, Owner, Value
 
-_OURS = ("apply", "held", "link", "mark", "seeded")
+_OURS = ("apply", "link", "parameter", "mark", "seeded")
 _IDENTITIES = frozenset(f"nnx_inspector_{name}" for name in _OURS)
 """What we put into a program: it returns what it gets, or, with a perturbation, as many values."""
 _NEEDED = frozenset(["exp", "exp2", *CHOOSES])
 _NONE: Mapping[str, Sequence[int]] = {}
 
-_known: weakref.WeakKeyDictionary[OpenJaxpr, bool] = weakref.WeakKeyDictionary()
+_exponentials: weakref.WeakKeyDictionary[OpenJaxpr, bool] = weakref.WeakKeyDictionary()
 
 
-def with_choices(
+def mark_choices(
     jaxpr: Jaxpr,
     owner: object,
     *,
@@ -49,20 +49,20 @@ def with_choices(
         shapes: the path of each parameter -> its shape, in the same way.
         finished: see `survey`.
     """
-    if not _may_choose(jaxpr):
+    if not _has_exponential(jaxpr):
         return jaxpr
     return _Search(jaxpr, owner, weights, shapes, finished=finished).found()
 
 
-def _may_choose(jaxpr: object) -> bool:
+def _has_exponential(jaxpr: object) -> bool:
     """Whether a program has an exponential, or a choice, at all."""
     bare, _ = jaxprs.open_jaxpr(jaxpr)
-    if bare not in _known:
-        _known[bare] = any(
-            one.primitive.name in _NEEDED or any(map(_may_choose, jaxprs.sub_jaxprs(one)))
+    if bare not in _exponentials:
+        _exponentials[bare] = any(
+            one.primitive.name in _NEEDED or any(map(_has_exponential, jaxprs.sub_jaxprs(one)))
             for one in bare.eqns
         )
-    return _known[bare]
+    return _exponentials[bare]
 
 
 class _Search:
@@ -146,12 +146,12 @@ class _Search:
         if made is None or logits is None:
             return
         within, operand, exact, base = logits
-        both = level(made, (within, operand))
+        both = common_frame(made, (within, operand))
         trail = self.trails.of(made[1])
         how = None if trail is None else heads_of(found, trail, base, exact=exact)
         if both is None or how is None:
             return
-        (here, *operands), maker = both, both[0].maker(both[1])
+        (here, *operands), maker = both, both[0].made.get(both[1])
         if maker is not None and operands[0].aval.shape == operands[1].aval.shape:
             self._put(here, maker[1], operands, how, PATTERN)
 
@@ -170,7 +170,7 @@ class _Search:
                 self._put(frame, found.equation, [values, chosen, found.value], how, EXPERTS)
 
     def _site_of(self, frame: Frame, equation: Equation) -> str | None:
-        return site_in(self.owner, (*frame.scopes, *scopes_of(equation)))
+        return site_in(self.owner, (*frame.scopes, *named_scopes_of(equation)))
 
     def _put(
         self, frame: Frame, equation: Equation, operands: list[Value], how: object, name: str
@@ -183,15 +183,14 @@ class _Search:
         self.counts[site, name] += 1
         key = f"{site}@{name}" + f"[{count}]" * bool(count)
         params = {"owner": self.owner, "site": key, "part": CHOICE, "structure": None}
-        one = alone(mark, tuple({**params, "choice": how}.items()), tuple(v.aval for v in operands))
+        one = equation_program(
+            mark, tuple({**params, "choice": how}.items()), tuple(v.aval for v in operands)
+        )
         (new,) = jaxprs.open_jaxpr(one)[0].eqns
-        results = [jaxprs.variable(v.aval) for v in operands]
+        results = [jaxprs.new_var(v.aval) for v in operands]
         number = next(n for n, one in enumerate(frame.bare.eqns) if one is equation)
         frame.more.setdefault(number, []).append(
             new.replace(
-                invars=operands,
-                outvars=results,
-                ctx=equation.ctx,
-                source_info=equation.source_info,
+                invars=operands, outvars=results, ctx=equation.ctx, source_info=equation.source_info
             )
         )

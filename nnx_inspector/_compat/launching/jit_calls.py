@@ -29,19 +29,19 @@ from jax._src.sharding_impls import GSPMDSharding
 
 from nnx_inspector._compat import eqn_params, jaxprs
 from nnx_inspector._compat.jit import abstract
-from nnx_inspector._compat.redirect import Swapped, Undone, copy_of, put, redirect
+from nnx_inspector._compat.redirect import AddUndo, SharedPatch, copy_of, patch, redirect
 from nnx_inspector.typing import Array, Function, Jaxpr, Kwargs, Params, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Executables:
+class _ExecutableListener:
     """Who hears of executables, which were compiled ahead of time."""
 
     made: Callable[[Value], None]
     called: Callable[[Value], None]
 
 
-def _swap_executables(undone: Undone) -> None:
+def _patch_executables(add_undo: AddUndo) -> None:
     # `Compiled` runs its program without a trace and without jit's caches: nothing else is called
     # there that knows which program it is. A model may hold the bound method, so the functions are
     # redirected. Without this, a loop that calls such an executable would look idle. It can go when
@@ -53,28 +53,28 @@ def _swap_executables(undone: Undone) -> None:
         def target(
             self: object, *args: object, _original: Any = original, _name: str = name, **kw: object
         ) -> Value:
-            for one in _executables.holders:
+            for one in _executables_patch.holders:
                 getattr(one, _name)(self)
             return _original(self, *args, **kw)
 
-        redirect(method, target, original, undone)
+        redirect(method, target, original, add_undo)
 
 
-_executables = Swapped(_swap_executables)
+_executables_patch = SharedPatch(_patch_executables)
 
 
-def swap_executables(
-    made: Callable[[Value], None], called: Callable[[Value], None], undone: Undone
+def patch_executables(
+    made: Callable[[Value], None], called: Callable[[Value], None], add_undo: AddUndo
 ) -> None:
     """Call `made` and `called` when an ahead-of-time compiled executable is made or called;
-    `undone` gets what undoes that.
+    `add_undo` gets what undoes that.
     """
-    one = _Executables(made, called)
-    undone(functools.partial(_executables.let_go, one))
-    _executables.hold(one)
+    one = _ExecutableListener(made, called)
+    add_undo(functools.partial(_executables_patch.release, one))
+    _executables_patch.acquire(one)
 
 
-def name_of(executable: Any) -> str:
+def executable_name(executable: Any) -> str:
     """The name of the function that an ahead-of-time compiled executable was compiled from."""
     name = executable._executable.unsafe_call.name  # "jit(step)"
     return name.removeprefix("jit(").removesuffix(")")
@@ -93,9 +93,9 @@ class JitCall:
     kwargs: Kwargs
     nnx: Any
 
-    def same(self, other: JitCall) -> bool:
+    def compiles_alike(self, other: JitCall) -> bool:
         """Whether another call would be compiled to the same program."""
-        return self.function is other.function and _alike(
+        return self.function is other.function and _equal_trees(
             (self.args, self.kwargs), (other.args, other.kwargs)
         )
 
@@ -123,21 +123,21 @@ class JitCall:
                 return
             program, inputs, outputs = changed
             every = [*map(pjit.convert_to_metaty, inputs), *traced._meta_tys_flat]
-            _compile(every, _changed(traced._params, program, len(inputs), outputs))
+            _compile(every, _params_for(traced._params, program, len(inputs), outputs))
 
 
-_ON_A_GPU: Final = {"xla_gpu_graph_min_graph_size": 2**30}
+_GPU_OPTIONS: Final = {"xla_gpu_graph_min_graph_size": 2**30}
 """Kernels are started one by one. XLA would record them in a CUDA graph, and renew its nodes before
 each run, because the arrays have moved: 16 microseconds for a kernel, where a start takes 3 and
 most kernels of a summary run for 5."""
 
 
-def _changed(params: Params, program: object, inputs: int, outputs: int) -> Params:
+def _params_for(params: Params, program: object, inputs: int, outputs: int) -> Params:
     """The parameters of a jit for another program, with more inputs and outputs."""
     options = dict(params["compiler_options_kvs"])
     if jax.default_backend() == "gpu":
-        options = {**_ON_A_GPU, **options}
-    changed = eqn_params.with_inputs(params, program, inputs, outputs=outputs)
+        options = {**_GPU_OPTIONS, **options}
+    changed = eqn_params.jit_with(params, program, inputs, outputs=outputs)
     return {**changed, "compiler_options_kvs": tuple(options.items())}
 
 
@@ -151,7 +151,7 @@ def _compile(types: Sequence[object], params: Params) -> None:
     pjit._resolve_and_lower(types, **params, **how, lowering_parameters=lowering).compile()
 
 
-def _with_whole(params: Params, whole: object, outputs: int) -> Params:
+def _with_replicated_outputs(params: Params, whole: object, outputs: int) -> Params:
     """The parameters of a jit whose additional outputs have this sharding, if it is one."""
     if whole is None or not outputs:
         return params
@@ -159,7 +159,7 @@ def _with_whole(params: Params, whole: object, outputs: int) -> Params:
     return {**params, "out_shardings": (*own, *(whole,) * outputs)}
 
 
-def _on_every_device(params: Params, arrays: Sequence[object]) -> Value:
+def _replicated_sharding(params: Params, arrays: Sequence[object]) -> Value:
     """The sharding with a whole copy on each device of a jit that runs on several, or None.
 
     jax leaves it to XLA where a result goes that has no sharding: it may then be in pieces that no
@@ -169,27 +169,27 @@ def _on_every_device(params: Params, arrays: Sequence[object]) -> Value:
         return None
     committed = (x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed)
     for one in itertools.chain(params["in_shardings"], committed, params["out_shardings"]):
-        whole = _whole(one)
+        whole = _replicated(one)
         if whole is not None:
             return whole
     mesh = params["ctx_mesh"]
     if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1:
         return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     program = params["jaxpr"]
-    if program not in _inside:
+    if program not in _inner_shardings:
         # as where jax asks for the devices of all
         bare: Any = jaxprs.open_jaxpr(program)[0]
         shardings = dispatch.get_intermediate_shardings(bare)
-        every = (_whole(one) for one, _ in shardings)
-        _inside[program] = next((x for x in every if x is not None), None)
-    return _inside[program]
+        every = (_replicated(one) for one, _ in shardings)
+        _inner_shardings[program] = next((x for x in every if x is not None), None)
+    return _inner_shardings[program]
 
 
-_inside: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
-"""Program -> what `_on_every_device` returns because of a sharding in it."""
+_inner_shardings: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+"""Program -> what `_replicated_sharding` returns because of a sharding in it."""
 
 
-def _whole(sharding: object) -> Value:
+def _replicated(sharding: object) -> Value:
     """A whole copy on each of the devices of a sharding, if it has several and knows them."""
     if not isinstance(sharding, jax.sharding.Sharding):
         return None
@@ -204,7 +204,7 @@ def _whole(sharding: object) -> Value:
     return GSPMDSharding.get_replicated(devices._internal_device_list)
 
 
-def _alike(a: object, b: object) -> bool:
+def _equal_trees(a: object, b: object) -> bool:
     a, b = jax.tree.flatten(a), jax.tree.flatten(b)
     return a[1] == b[1] and all(
         type(x) is type(y) and x == y for x, y in zip(a[0], b[0], strict=True)
@@ -223,12 +223,12 @@ class JitListener(Protocol):
     ) -> None: ...
 
 
-_start: Final = pjit.jit_p.impl
+_jit_impl: Final = pjit.jit_p.impl
 """jax's own: the one that `launch` puts there would ask once more what runs."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class JitProgram:
+class PendingProgram:
     """The program of a jit that is about to run.
 
     Attributes:
@@ -241,7 +241,7 @@ class JitProgram:
     params: Params
     arrays: Sequence[Value]
     tree: PyTree = None
-    start: Function = _start
+    start: Function = _jit_impl
 
     def run(
         self, program: Jaxpr, inputs: Sequence[Array], outputs: int = 0
@@ -254,9 +254,9 @@ class JitProgram:
         # jax does this where it binds a jit. It refuses tracers that have leaked, with an error
         # that names their origin.
         core.check_eval_args([*inputs, *self.arrays])
-        changed = _changed(self.params, program, len(inputs), outputs)
-        whole = _on_every_device(self.params, self.arrays) if outputs else None
-        changed = _with_whole(changed, whole, outputs)
+        changed = _params_for(self.params, program, len(inputs), outputs)
+        whole = _replicated_sharding(self.params, self.arrays) if outputs else None
+        changed = _with_replicated_outputs(changed, whole, outputs)
         found = list(self.start(*inputs, *self.arrays, **changed))
         count = len(found) - outputs
         own = found[:count]
@@ -264,7 +264,7 @@ class JitProgram:
 
     def compiles(self, program: object, inputs: Sequence[object], outputs: int) -> bool:
         """Whether jax can compile a program for `run`; it is not compiled once more if it can."""
-        changed = _changed(self.params, program, len(inputs), outputs)
+        changed = _params_for(self.params, program, len(inputs), outputs)
         try:
             _compile(list(map(pjit.convert_to_metaty, [*inputs, *self.arrays])), changed)
         except jax.errors.JaxRuntimeError:
@@ -273,7 +273,7 @@ class JitProgram:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class JitStart(JitProgram):
+class PendingJitCall(PendingProgram):
     """A jitted call that is about to run, with the arrays that its program gets. `JitListener`
     explains `program` and `made`.
     """
@@ -285,9 +285,9 @@ class JitStart(JitProgram):
     kwargs: Kwargs
     _own: Callable[[], PyTree]
 
-    def directly(self, program: Jaxpr, inputs: Sequence[Array]) -> Directly:
+    def run_for_fast_path(self, program: Jaxpr, inputs: Sequence[Array]) -> FastPathResult:
         """As `run`; in jax's fast path the program gets the same `inputs` again."""
-        params = _changed(self.params, program, len(inputs), 0)
+        params = _params_for(self.params, program, len(inputs), 0)
         # What C++ needs to run the program by itself the next time: the executable, and the
         # arguments that it adds. Without it, each unmeasured step would come through Python, 2 ms
         # for 300 arrays.
@@ -297,17 +297,17 @@ class JitStart(JitProgram):
         tree = self.tree
         before = [*constants, *inputs]  # jax passes a program's constants before its arguments
         out = jax.tree.unflatten(tree, leaves)
-        return Directly((out, leaves, tree, self.arrays, program, compiled, profiler, before))
+        return FastPathResult((out, leaves, tree, self.arrays, program, compiled, profiler, before))
 
-    def own(self) -> Directly:
+    def run_own(self) -> FastPathResult:
         """What jax makes of the call in the contexts that are open here, for its fast path. The
-        results are `like_mine`.
+        results are `with_own_graphdefs`.
         """
         _, leaves, _, *rest = self._own()
         tree = self.tree
-        return Directly((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
+        return FastPathResult((jax.tree.unflatten(tree, leaves), leaves, tree, *rest))
 
-    def like_mine(self, out: object) -> Value:
+    def with_own_graphdefs(self, out: object) -> Value:
         """The results of the same function traced elsewhere, with the graphdefs of this program.
 
         Modules come out of a program with the tags of the layers that were open in its trace.
@@ -319,19 +319,22 @@ class JitStart(JitProgram):
         thread's contexts. It traces nothing, and keeps no array.
         """
         types = list(map(pjit.convert_to_metaty, self.arrays))
-        before, whole = self.params, _on_every_device(self.params, self.arrays)
+        before, whole = self.params, _replicated_sharding(self.params, self.arrays)
 
         def compile_it(program: Jaxpr, inputs: Sequence[Array], outputs: int = 0) -> None:
             every = [*map(pjit.convert_to_metaty, inputs), *types]
             _compile(
-                every, _with_whole(_changed(before, program, len(inputs), outputs), whole, outputs)
+                every,
+                _with_replicated_outputs(
+                    _params_for(before, program, len(inputs), outputs), whole, outputs
+                ),
             )
 
         return compile_it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Directly:
+class FastPathResult:
     """The result of a jitted call, with all that jax needs to run it in its fast path next time."""
 
     result: tuple[Value, ...]
@@ -340,13 +343,13 @@ class Directly:
 class JitChooser(Protocol):
     """A function called for each jitted call that is about to run; it must not raise.
 
-    If it returns a function, what that returns is the result of the call, or `Directly`.
+    If it returns a function, what that returns is the result of the call, or `FastPathResult`.
     """
 
-    def __call__(self, call: JitStart, /) -> Callable[[], PyTree] | None: ...
+    def __call__(self, call: PendingJitCall, /) -> Callable[[], PyTree] | None: ...
 
 
-class _Call(threading.local):
+class _ThreadCall(threading.local):
     """The call that a thread is about to run: its parameters, and how it was made."""
 
     params: Any = None
@@ -354,11 +357,11 @@ class _Call(threading.local):
     infer: Callable[[], tuple[Any, Any]] | None = None
 
 
-_call = _Call()
+_call = _ThreadCall()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Misses:
+class _MissHooks:
     """Who hears of jitted calls, and chooses for them."""
 
     listener: JitListener | None
@@ -366,7 +369,7 @@ class _Misses:
     prepare: Callable[[], None]
 
 
-def _swap_misses(undone: Undone) -> None:
+def _patch_misses(add_undo: AddUndo) -> None:
     # jax calls a jitted function in C++ as long as its cache has an executable for the types of
     # the arguments and the settings. If not, the C++ code calls `cache_miss`, which calls these two
     # by their names in the module: the first finds or traces the program, the second runs it and
@@ -378,12 +381,12 @@ def _swap_misses(undone: Undone) -> None:
 
     def infer_params(fun: Function, options: Any, args: tuple[Value, ...], kwargs: Kwargs) -> Value:
         if core.trace_state_clean():
-            for one in _misses.holders:
+            for one in _misses_patch.holders:
                 one.prepare()
         params, arrays = infer_before(fun, options, args, kwargs)
         if core.trace_state_clean():
             made = functools.partial(_jit_call, fun, options, args, kwargs)
-            listeners = [x.listener for x in _misses.holders if x.listener is not None]
+            listeners = [x.listener for x in _misses_patch.holders if x.listener is not None]
             if listeners:
                 placed = tuple(
                     x.sharding if isinstance(x, jax.Array) and x.committed else None for x in arrays
@@ -407,12 +410,12 @@ def _swap_misses(undone: Undone) -> None:
         # jax may have found the same parameters for a call that was only lowered
         if of is params and made is not None and infer is not None and core.trace_state_clean():
             own = lambda: run_before(*infer(), fun, args, kwargs)  # noqa: E731
-            call = JitStart(
+            call = PendingJitCall(
                 params.params,
                 arrays,
                 params.out_tree,
                 # `bind` would look at each array once more
-                pjit.jit_p.bind if config.debug_key_reuse.value else _start,
+                pjit.jit_p.bind if config.debug_key_reuse.value else _jit_impl,
                 program=program,
                 function=fun,
                 made=made,
@@ -420,44 +423,44 @@ def _swap_misses(undone: Undone) -> None:
                 kwargs=kwargs,
                 _own=own,
             )
-            choices = (one.choose(call) for one in reversed(_misses.holders))
+            choices = (one.choose(call) for one in reversed(_misses_patch.holders))
             instead = next((x for x in choices if x is not None), None)
         if instead is None:
             return run_before(params, arrays, fun, args, kwargs)
         found = instead()
-        if isinstance(found, Directly):
+        if isinstance(found, FastPathResult):
             return found.result
         # without an executable, jax comes here again the next time
         return found, None, None, arrays, program, None, None, []
 
-    put(pjit, "_infer_params", infer_params, undone)
-    put(pjit, "_run_python_pjit", run_chosen, undone)
+    patch(pjit, "_infer_params", infer_params, add_undo)
+    patch(pjit, "_run_python_pjit", run_chosen, add_undo)
 
 
-_misses = Swapped(_swap_misses)
+_misses_patch = SharedPatch(_patch_misses)
 
 
-def swap_jit_misses(
+def patch_jit_misses(
     listener: JitListener | None = None,
     choose: JitChooser = lambda *_: None,
     prepare: Callable[[], None] = lambda: None,
-    undone: Undone = lambda undo: None,
+    add_undo: AddUndo = lambda undo: None,
 ) -> Callable[[], None]:
     """Call `listener` for each jitted call that jax does not handle in its fast path, `prepare`
     before it is traced, and `choose` before it runs. Of several that choose, the newest is asked
     first.
 
     Any thread's calls are heard, except those within a trace. Returns an undo function, which
-    `undone` gets before anything is changed.
+    `add_undo` gets before anything is changed.
     """
-    one = _Misses(listener, choose, prepare)
+    one = _MissHooks(listener, choose, prepare)
 
     def undo() -> None:
-        _misses.let_go(one)
+        _misses_patch.release(one)
         vars(_call).clear()  # a call that was lowered and not run
 
-    undone(undo)
-    _misses.hold(one)
+    add_undo(undo)
+    _misses_patch.acquire(one)
     return undo
 
 

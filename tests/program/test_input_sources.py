@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nnx_inspector.program.editing.sources import sources_of
+from nnx_inspector.program.editing.input_sources import input_sources
 from nnx_inspector.program.marks import OUTPUT, mark
 from nnx_inspector.program.survey import survey
 
@@ -25,7 +25,7 @@ def call(w: jax.Array, x: jax.Array) -> jax.Array:
 def sources(f: Any, *args: Any) -> list[set[int]]:
     """The sources of each marked value of a program; a negative one is -1."""
     found = survey(jax.make_jaxpr(f)(*args), "o", finished=True)
-    return [{max(n, -1) for n in these} for _, (these,) in sources_of(found, OUTPUT)]
+    return [{max(n, -1) for n in these} for _, (these,) in input_sources(found, OUTPUT)]
 
 
 def in_scan(w: jax.Array, v: jax.Array, x: jax.Array) -> Any:
@@ -77,7 +77,7 @@ def test_values_that_are_made_apart_have_no_source_in_common():
         return call(x[:3].T @ x[:3], x) + call(x[1:4].T @ x[1:4], x)
 
     found = survey(jax.make_jaxpr(f)(X), "o", finished=True)
-    (_, (a,)), (_, (b,)) = sources_of(found, OUTPUT)
+    (_, (a,)), (_, (b,)) = input_sources(found, OUTPUT)
     assert a
     assert b
     assert not a & b

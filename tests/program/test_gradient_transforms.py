@@ -16,7 +16,7 @@ import optax
 import pytest
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector.program.editing.transformations import Transformations
+from nnx_inspector.program.editing.gradient_transforms import GradientTransforms
 
 P = jnp.ones((3, 4))
 Update = Callable[[Any, Any, Any], Any]
@@ -30,7 +30,7 @@ def norm(g: Any) -> Any:
 def found_in(update: Update) -> tuple[bool, bool]:
     """Whether weight decay is found in an update, and clipping."""
     bare, _ = jaxprs.open_jaxpr(jax.make_jaxpr(update)(P, P, 1.0))
-    decay, clipping = Transformations(bare).of(bare.invars[0], bare.outvars[0])
+    decay, clipping = GradientTransforms(bare).of(bare.invars[0], bare.outvars[0])
     return decay is not None, clipping is not None
 
 
@@ -107,4 +107,4 @@ def test_what_is_within_a_function_that_is_called_cannot_be_measured() -> None:
 
 def test_a_parameter_that_is_a_number_has_neither() -> None:
     bare, _ = jaxprs.open_jaxpr(jax.make_jaxpr(lambda p, g: p - 0.1 * (g + 0.1 * p))(1.0, 1.0))
-    assert Transformations(bare).of(bare.invars[0], bare.outvars[0]) == (None, None)
+    assert GradientTransforms(bare).of(bare.invars[0], bare.outvars[0]) == (None, None)

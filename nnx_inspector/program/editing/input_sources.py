@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector.program.analysis.equations import bodies_of
-from nnx_inspector.program.survey import Marked, Survey
+from nnx_inspector.program.survey import Mark, Survey
 from nnx_inspector.typing import Atom, Equation, OpenJaxpr, Var
 
 Sources = frozenset[int]
@@ -21,11 +21,11 @@ Sources = frozenset[int]
 value that has none of these."""
 
 
-def sources_of(
+def input_sources(
     found: Survey, part: str, of_input: Callable[[int], Sources] = lambda n: frozenset([n])
-) -> Iterator[tuple[Marked, list[Sources]]]:
+) -> Iterator[tuple[Mark, list[Sources]]]:
     """The marks of one part of a call, in order, with the sources of each operand."""
-    within = _Within(found.jaxpr, of_input)
+    within = _JaxprSources(found.jaxpr, of_input)
     for number, item in found.items.items():
         equation = found.jaxpr.eqns[number]
         if item.mark is not None and item.mark.part == part:
@@ -33,21 +33,23 @@ def sources_of(
         for body, child in zip(bodies_of(equation), item.children, strict=False):
             if child.items and not item.again:
                 entering = [equation.invars[n] for n in body.operands or ()]
-                yield from sources_of(child, part, functools.partial(_of_operand, within, entering))
+                yield from input_sources(
+                    child, part, functools.partial(_of_operand, within, entering)
+                )
 
 
-def _of_operand(within: _Within, entering: list[Atom], n: int) -> Sources:
+def _of_operand(within: _JaxprSources, entering: list[Atom], n: int) -> Sources:
     known = n < len(entering)  # else it is a constant of the body
     return within.sources(entering[n]) if known else frozenset([_token(within, entering, n)])
 
 
-class _Within:
+class _JaxprSources:
     """The values of one jaxpr."""
 
     def __init__(self, bare: OpenJaxpr, of_input: Callable[[int], Sources]):
         self._made = {v: (e, i) for e in bare.eqns for i, v in enumerate(e.outvars)}
         self._inputs = {v: n for n, v in enumerate((*bare.invars, *bare.constvars))}
-        self._of_input, self._bodies = of_input, dict[int, _Within]()
+        self._of_input, self._bodies = of_input, dict[int, _JaxprSources]()
 
     def sources(self, value: Atom) -> Sources:
         found, met, ahead = set[int](), set[Atom](), [value]
@@ -70,7 +72,7 @@ class _Within:
         for body in bodies:
             bare, _ = jaxprs.open_jaxpr(body.jaxpr)
             if id(bare) not in self._bodies:
-                self._bodies[id(bare)] = _Within(bare, lambda n: frozenset([n]))
+                self._bodies[id(bare)] = _JaxprSources(bare, lambda n: frozenset([n]))
             within, entering = self._bodies[id(bare)], body.operands or ()
             for value, result in zip(bare.outvars, body.results or (), strict=False):
                 those = within.sources(value) if result == position else ()

@@ -16,7 +16,7 @@ from typing import Any
 from jax._src import compiler, pjit
 from jax._src.interpreters.mlir import sanitize_name
 
-from nnx_inspector._compat.redirect import Swapped, Undone, put
+from nnx_inspector._compat.redirect import AddUndo, SharedPatch, patch
 from nnx_inspector.typing import Value
 
 
@@ -77,83 +77,83 @@ def _varint(message: bytes, wanted: int) -> int | None:
 
 
 class _Thread(threading.local):
-    begun: Any = None
-    numbered: bool = False
+    last_started: Any = None
+    compiles_anew: bool = False
 
 
 _thread = _Thread()
 
 
-def begun_last() -> Any:
-    """The jaxpr of the program that this thread has begun last while `noting`; it may have failed.
-    None if it is gone, or if there was none.
+def last_started_jaxpr() -> Any:
+    """The jaxpr of the program that this thread has started last within `record_executables`; it
+    may have failed. None if it is gone, or if there was none.
     """
-    return None if _thread.begun is None else _thread.begun()
+    return None if _thread.last_started is None else _thread.last_started()
 
 
-known: weakref.WeakKeyDictionary[Any, Executable] = weakref.WeakKeyDictionary()
-"""jaxpr -> its executable, of programs that ran while `noting`; the newest last."""
+executables: weakref.WeakKeyDictionary[Any, Executable] = weakref.WeakKeyDictionary()
+"""jaxpr -> its executable, of programs that ran while `record_executables`; the newest last."""
 
 
-def _swap(undone: Undone) -> None:
+def _patch_calls(add_undo: AddUndo) -> None:
     # Both ways in which jax runs a program for the first time lead here: a jitted call, and the
     # `impl` of the jit primitive. There is no public way from a call to the executable that it
     # runs: `jit(f).lower().compile()` would compile it once more. It can go when there is one.
     original = pjit._pjit_call_impl_python
 
     def noted(*args: object, **params: Value) -> Any:
-        _thread.begun = weakref.ref(params["jaxpr"])
+        _thread.last_started = weakref.ref(params["jaxpr"])
         found = original(*args, **params)
-        known[params["jaxpr"]] = Executable(_name_of(params["name"]), found[1])
+        executables[params["jaxpr"]] = Executable(_module_name(params["name"]), found[1])
         return found
 
-    put(pjit, "_pjit_call_impl_python", noted, undone)
+    patch(pjit, "_pjit_call_impl_python", noted, add_undo)
 
 
-_swapped = Swapped(_swap)
+_calls_patch = SharedPatch(_patch_calls)
 
 
-def _swap_read(undone: Undone) -> None:
+def _patch_cache_read(add_undo: AddUndo) -> None:
     # A trace names a program by the number that its module had in the process that compiled it. A
     # program from jax's cache on disk gets a new module number when it is loaded, and the trace
     # still shows the old one. Without this, profile confuses two programs of the same name. jax
     # decides only once per process whether to use that cache, so the function that reads it is
-    # swapped. It can go when a trace names programs by their fingerprint.
+    # patched. It can go when a trace names programs by their fingerprint.
     original = compiler._cache_read
 
     def read(*args: Any, **more: Any) -> Any:
-        return (None, None) if _thread.numbered else original(*args, **more)
+        return (None, None) if _thread.compiles_anew else original(*args, **more)
 
-    put(compiler, "_cache_read", read, undone)
+    patch(compiler, "_cache_read", read, add_undo)
 
 
-_swapped_read = Swapped(_swap_read)
+_cache_read_patch = SharedPatch(_patch_cache_read)
 
 
 @contextlib.contextmanager
-def numbered() -> Iterator[None]:
+def without_disk_cache() -> Iterator[None]:
     """Compile in this process what this thread compiles, so that `Executable.number` is right."""
-    holder, before = object(), _thread.numbered
+    holder, before = object(), _thread.compiles_anew
     try:
-        _swapped_read.hold(holder)
-        _thread.numbered = True
+        _cache_read_patch.acquire(holder)
+        _thread.compiles_anew = True
         yield
     finally:
-        _thread.numbered = before
-        _swapped_read.let_go(holder)
+        _thread.compiles_anew = before
+        _cache_read_patch.release(holder)
 
 
-def _name_of(function: str) -> str:
+def _module_name(function: str) -> str:
     """The name that XLA gives the module of a jitted function."""
     return sanitize_name(f"jit_{function}").rstrip("_")
 
 
 @contextlib.contextmanager
-def noting() -> Iterator[None]:
+def record_executables() -> Iterator[None]:
     """Note the programs that run meanwhile, in any thread, and were not in jax's fast path yet."""
     holder = object()
     try:
-        _swapped.hold(holder)
+        _calls_patch.acquire(holder)
         yield
     finally:
-        _swapped.let_go(holder)
+        _calls_patch.release(holder)

@@ -8,7 +8,7 @@ from jax._src import compiler
 from nnx_inspector._compat import jit
 
 
-class Compiled:
+class Compilations:
     """Every tracing and compilation inside the block.
 
     Attributes:
@@ -32,7 +32,7 @@ class Compiled:
         self.threads.append(threading.current_thread().name)
 
 
-class Texts:
+class ProgramTexts:
     """The HLO of every program that is compiled inside the block.
 
     Attributes:

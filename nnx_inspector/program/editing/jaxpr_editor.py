@@ -1,7 +1,7 @@
 """A jaxpr that is being edited, and what is done at its marks.
 
 Invariant: without a perturbation, no equation that computes one of the program's own results is
-changed. `bodies` enters the equations that hold jaxprs.
+changed. `rules` enters the equations that hold jaxprs.
 """
 
 from __future__ import annotations
@@ -14,33 +14,39 @@ import jax.numpy as jnp
 import numpy as np
 
 from nnx_inspector._compat import jaxprs
-from nnx_inspector._compat.sharding import on_this_mesh
-from nnx_inspector.program.editing.editor import (
-    GATE,
-    PRESENT,
-    SEED,
-    WHERE,
-    Editor,
-    Key,
-)
+from nnx_inspector._compat.native import fusion_barrier
+from nnx_inspector._compat.sharding import to_current_mesh
+from nnx_inspector.program.editing.context import GATE, PRESENT, SEED, WHERE, EditContext, Key
 from nnx_inspector.program.editing.functions import (
     Partial,
-    finished_by,
-    gated,
-    is_in_layer,
-    once,
+    finish_all,
+    is_stack_row,
+    measure_if,
     row_of_device,
     samples_at_beginning,
-    seeded_by,
+    seed_with,
     summary_of,
     summary_of_change,
 )
-from nnx_inspector.program.editing.masks import Masked, fitted, kept_of, summary_where
-from nnx_inspector.program.editing.slots import Always, Output, Slot, is_slot
-from nnx_inspector.program.editing.updates import Rows
-from nnx_inspector.program.marks import BEGIN, CHANGE, GRADIENT, INPUT, OUTPUT, both, outside
-from nnx_inspector.program.plan import Kept, Seen
-from nnx_inspector.program.survey import Item, Marked, Survey
+from nnx_inspector.program.editing.masks import (
+    MaskLayout,
+    broadcast_mask,
+    keep_masked,
+    masked_summary,
+)
+from nnx_inspector.program.editing.slots import AlwaysRuns, Output, Slot, is_slot
+from nnx_inspector.program.editing.updates import ScannedValues
+from nnx_inspector.program.marks import (
+    BEGIN,
+    CHANGE,
+    GRADIENT,
+    INPUT,
+    OUTPUT,
+    combine_masks,
+    mask_vmaps,
+)
+from nnx_inspector.program.plan import KeptArray, Observation
+from nnx_inspector.program.survey import Item, Mark, Survey
 from nnx_inspector.stats.apart import is_apart
 from nnx_inspector.typing import (
     Atom,
@@ -50,17 +56,16 @@ from nnx_inspector.typing import (
     Function,
     Params,
     PyTree,
-    Treedef,
     Value,
     Var,
 )
 
 
-class Body:
+class JaxprEditor:
     """A jaxpr that is being edited.
 
     Attributes:
-        places: the additional inputs, in front: what each is -> its variable, and at the outermost
+        inputs: the additional inputs, in front: what each is -> its variable, and at the outermost
             its value.
         equations: the new equations, and for each the number of the one that it was made for.
         seen: what its marks see, nested like the survey, with slots for arrays.
@@ -70,15 +75,15 @@ class Body:
 
     def __init__(
         self,
-        of: Editor,
+        of: EditContext,
         found: Survey,
         around: tuple[tuple[Key, int], ...] = (),
         *,
         home: Equation | None = None,
     ):
         self.of, self.found, self.around, self.home = of, found, around, home
-        self.places: dict[Key, tuple[Var, Value]] = {}
-        self.own: dict[Key, Atom] = {}  # what it needs not to be given
+        self.inputs: dict[Key, tuple[Var, Value]] = {}
+        self.known_inputs: dict[Key, Atom] = {}  # what it needs not to be given
         self.equations: list[Equation] = []
         self.numbers: list[int] = []
         self.seen: list[PyTree] = []
@@ -89,7 +94,7 @@ class Body:
             Hashable, dict[Hashable, PyTree]
         ] = {}  # of each value, by mask and axis
         self._number = 0
-        self._rows: Rows | None = None
+        self._rows: ScannedValues | None = None
 
     @property
     def outputs(self) -> list[Value]:
@@ -113,32 +118,31 @@ class Body:
     def read(self, atoms: Sequence[Atom]) -> list[Atom]:
         return [x if jaxprs.is_literal(x) else self._instead.get(x, x) for x in atoms]
 
-    def put(self, variable: Var, atom: Atom) -> None:
+    def replace(self, variable: Var, atom: Atom) -> None:
         """Let an atom stand for a variable from now on."""
         self._instead[variable] = atom
 
-    def place(self, key: Key, aval: Aval, value: object = None) -> Var:
+    def add_input(self, key: Key, aval: Aval, value: object = None) -> Var:
         """The variable of an additional input."""
-        if key in self.own:
-            return self.own[key]
-        if key[0] == WHERE and key[:2] in self.own:
-            (own,), _ = self.traced(Partial(fitted, *key[2:]), [self.own[key[:2]]], self.home)
-            return self.own.setdefault(key, own)
-        if key not in self.places:
-            self.places[key] = jaxprs.variable(aval), value
-        return self.places[key][0]
+        if key in self.known_inputs:
+            return self.known_inputs[key]
+        if key[0] == WHERE and key[:2] in self.known_inputs:
+            fit = Partial(broadcast_mask, *key[2:])
+            own = self.insert(fit, [self.known_inputs[key[:2]]], self.home)
+            return self.known_inputs.setdefault(key, own)
+        if key not in self.inputs:
+            self.inputs[key] = jaxprs.new_var(aval), value
+        return self.inputs[key][0]
 
-    def traced(
-        self, f: Function, atoms: Sequence[Atom], like: Equation | None
-    ) -> tuple[list[Atom], Treedef]:
-        """Add what computes `f` of some atoms; returns its results' atoms, and their tree."""
+    def insert(self, f: Function, atoms: Sequence[Atom], like: Equation | None) -> PyTree:
+        """Add what computes `f` of some atoms; returns its result, with atoms for arrays."""
         closed, tree = self.of.trace(f, atoms, like)
         bare, consts = jaxprs.open_jaxpr(closed)
         names: dict[Atom, Atom] = dict(zip(bare.invars, atoms, strict=True))
         for v, const in zip(bare.constvars, consts, strict=True):
             if np.ndim(const) or isinstance(const, jax.Array):
                 # perhaps a tracer: the numbers of a perturbation
-                names[v] = self.place(("const", id(const)), v.aval, const)
+                names[v] = self.add_input(("const", id(const)), v.aval, const)
             else:
                 names[v] = jaxprs.literal(np.asarray(const)[()])
 
@@ -147,37 +151,37 @@ class Body:
 
         for equation in bare.eqns:
             for v in equation.outvars:  # a trace may be used again: new variables
-                names[v] = v if jaxprs.is_dropped(v) else jaxprs.variable(v.aval)
+                names[v] = v if jaxprs.is_dropped(v) else jaxprs.new_var(v.aval)
             self.add(
                 equation.replace(
                     invars=[*map(read, equation.invars)],
                     outvars=[names[v] for v in equation.outvars],
                 )
             )
-        return [read(v) for v in bare.outvars], tree
+        return jax.tree.unflatten(tree, map(read, bare.outvars))
 
-    def measured(self, measure: Function, atoms: Sequence[Atom], like: Equation | None) -> PyTree:
+    def measure(self, measure: Function, atoms: Sequence[Atom], like: Equation | None) -> PyTree:
         """What a function measures of some atoms, with atoms for arrays."""
         axes = self.of.axes
         if self.of.gated:
-            measure, atoms = Partial(gated, measure), [self._gate(like), *atoms]
+            measure, atoms = Partial(measure_if, measure), [self._gate(like), *atoms]
         if axes:
             measure = Partial(row_of_device, measure, axes, self.of.checked)
-        found, tree = self.traced(measure, atoms, like)
-        return jax.tree.unflatten(tree, self.at_home(found, like))
+        found, tree = jax.tree.flatten(self.insert(measure, atoms, like))
+        return jax.tree.unflatten(tree, self.to_own_mesh(found, like))
 
-    def at_home(self, atoms: list[Value], like: Equation | None) -> list[Value]:
+    def to_own_mesh(self, atoms: list[Value], like: Equation | None) -> list[Value]:
         """Small results of an equation, on the mesh of this body.
 
         Within `jax.sharding.auto_axes` types have another mesh than in the body around.
         """
         if not atoms or self.of.axes or self.of.mesh_of(like) == self.of.mesh_of(self.home):
             return atoms
-        return self.traced(Partial(_on_this_mesh), atoms, self.home)[0]
+        return self.insert(Partial(_to_current_mesh), atoms, self.home)
 
     def slot(self, atom: Atom) -> Slot:
         """An additional output."""
-        number = self._field_of.setdefault(_named(atom), len(self.fields))
+        number = self._field_of.setdefault(_atom_key(atom), len(self.fields))
         if number == len(self.fields):
             self.fields.append(atom)
         return Output(number)
@@ -192,9 +196,8 @@ class Body:
             return
         fields, self.fields, self._field_of = self.fields, [], {}
         words = [fields[number] for number in waiting]
-        found, tree = self.traced(Partial(finished_by, tuple(waiting.values())), words, like)
-        whole = jax.tree.unflatten(tree, list(map(self.slot, found)))
-        done = dict(zip(waiting, whole, strict=True))
+        whole = self.insert(Partial(finish_all, tuple(waiting.values())), words, like)
+        done = dict(zip(waiting, jax.tree.map(self.slot, whole), strict=True))
 
         def moved(x: Value) -> PyTree:
             if is_apart(x):
@@ -212,11 +215,11 @@ class Body:
         masked = bool(equation.params.get("masked"))
         values, rest, mask = values[:count], values[count:], values[count : count + masked]
         if self.of.presence:
-            return self._with_presence(equation, values, mask, rest[masked:])
+            return self._mask_mark(equation, values, mask, rest[masked:])
         if marked.part == BEGIN:
-            return self._begun(marked, equation, [*values, *rest])
+            return self._begin(marked, equation, [*values, *rest])
         if marked.part in (OUTPUT, INPUT) and plan.perturb is not None:
-            values = self._perturbed(plan.perturb, marked, values, equation)
+            values = self._perturb(plan.perturb, marked, values, equation)
         repeated = self.of.again and marked.part != GRADIENT
         measures = not repeated and marked.site not in plan.unmeasured
         keeps = measures and plan.keep.keeps(marked.site, marked.part)
@@ -224,7 +227,7 @@ class Body:
         axes = marked.member_axes or (None,) * len(values)
         if marked.part == OUTPUT and (summarises or keeps):
             known = self._summaries
-            values = [x if _named(x) in known else self._once(equation, x) for x in values]
+            values = [x if _atom_key(x) in known else self._barrier(equation, x) for x in values]
         if masked and equation.params.get("present", True):
             keeps = False  # what is kept does not add up over examples
         seeds = marked.part == OUTPUT and self.of.seeds is not None and self.of.seeds(marked)
@@ -238,65 +241,67 @@ class Body:
             if summarises
         ]
         kept = [
-            self._for_each(marked, axis, self.measured(keep, [x, *masks[n]], equation), equation)
+            self._for_each(marked, axis, self.measure(keep, [x, *masks[n]], equation), equation)
             for n, (x, mapped, axis) in enumerate(zip(values, marked.mapped, axes, strict=True))
-            for how in [Masked.of(marked, equation.params, n, axis) if masks[n] else None]
-            for keep in [Partial(kept_of, plan.keep, marked.site, mapped, axis, how)]
+            for how in [MaskLayout.of(marked, equation.params, n, axis) if masks[n] else None]
+            for keep in [Partial(keep_masked, plan.keep, marked.site, mapped, axis, how)]
             if keeps
         ]
         if marked.part == GRADIENT and summaries:
             # measured first: nothing else may read it, and what follows may change it in place
-            once = self._once(equation, values[0], jax.tree.leaves(summaries[0])[0])
-            self._summaries[_named(once)] = self._summaries[_named(values[0])]
+            once = self._barrier(equation, values[0], jax.tree.leaves(summaries[0])[0])
+            self._summaries[_atom_key(once)] = self._summaries[_atom_key(values[0])]
             values = [once]
         if seeds:
-            values = self._seeded(marked, equation, values, masks)
+            values = self._seed(marked, equation, values, masks)
         self._instead.update(zip(equation.outvars, [*values, *rest], strict=True))
         summaries, kept = jax.tree.map(self.slot, (summaries, kept))
         ticket = None
         if marked.part == GRADIENT and equation.params.get("ticket"):
-            ticket = self.slot(self.measured(operator.pos, rest[-1:], equation))
-        return Seen(summaries, Always(marked.rows(())), kept, ticket)
+            ticket = self.slot(self.measure(operator.pos, rest[-1:], equation))
+        return Observation(summaries, AlwaysRuns(marked.rows(())), kept, ticket)
 
-    def _begun(self, marked: Marked, equation: Equation, values: list[Atom]) -> Seen:
+    def _begin(self, marked: Mark, equation: Equation, values: list[Atom]) -> Observation:
         """The first of the values ties the mark to the program."""
         self._instead.update(zip(equation.outvars, values, strict=True))
         if not self.of.plan.summarise or self.of.again:
-            return Seen([], Always(()))
+            return Observation([], AlwaysRuns(()))
         begun, taken = marked.begun, values[1 : len(marked.avals)]
-        kept = self.measured(
+        kept = self.measure(
             Partial(samples_at_beginning, len(begun.paths), marked.mapped[1:]), taken, equation
         )
-        self._rows, summaries = self._rows or Rows(self.found.jaxpr), list[Value]()
+        self._rows, summaries = self._rows or ScannedValues(self.found.jaxpr), list[Value]()
         for path, x, own in zip(begun.paths, taken, equation.invars[1:], strict=False):
             if path in begun.weights:
                 self.of.stacked |= {path} if (rows := self._rows.holds(own)) else set()
-                measure = self._summarises(0 if rows else None)
-                summaries.append(self.measured(measure, [x], equation))
-        return Seen(jax.tree.map(self.slot, summaries), Always(()), [Kept(self.slot(kept))])
+                measure = self._measure_of(0 if rows else None)
+                summaries.append(self.measure(measure, [x], equation))
+        return Observation(
+            jax.tree.map(self.slot, summaries), AlwaysRuns(()), [KeptArray(self.slot(kept))]
+        )
 
-    def given(self, equation: Equation) -> Var:
+    def launch_input(self, equation: Equation) -> Var:
         """The atom of a value that is given to the program, at each run."""
         params, (result,) = equation.params, equation.outvars
-        key = ("given", params["place"], params.get("call"))
-        atom, rows = self.place(key, result.aval), params.get("rows", ())
+        key = ("launch_input", params["place"], params.get("call"))
+        atom, rows = self.add_input(key, result.aval), params.get("rows", ())
         around = self.around[self.of.depths.get(params.get("call"), 0) :]
         if len(rows) > len(around):
             self.of.outside.add(params["site"])
-            return self.traced(Partial(jnp.zeros, (), np.dtype(np.bool_)), [], equation)[0][0]
+            return self.insert(Partial(jnp.zeros, (), np.dtype(np.bool_)), [], equation)
         if rows:
             number = self.type_of(np.int32, equation)
             here = around[: len(rows)]
-            counters = [self.place(key, number) for key, _ in here]
-            layer = Partial(is_in_layer, rows, tuple(length for _, length in here))
-            ((atom,), _) = self.traced(layer, [atom, *counters], equation)
+            counters = [self.add_input(key, number) for key, _ in here]
+            layer = Partial(is_stack_row, rows, tuple(length for _, length in here))
+            return self.insert(layer, [atom, *counters], equation)
         return atom
 
     def _gate(self, like: Equation | None) -> PyTree:
-        return self.place(GATE, self.type_of(np.bool_, like))
+        return self.add_input(GATE, self.type_of(np.bool_, like))
 
     def _mask(
-        self, marked: Marked, equation: Equation, number: int, present: list[Value]
+        self, marked: Mark, equation: Equation, number: int, present: list[Value]
     ) -> list[Value]:
         """The mask beside a value of a mark, if it has one: of positions, of the examples that are
         present, or of both.
@@ -305,19 +310,21 @@ class Body:
             return present
         params, aval = equation.params, self.type_of(np.bool_, equation)
         mapped = params["mapped"][number] if "mapped" in params else ()
-        sizes = outside(params["where"], equation.invars[number].aval, mapped) or ()
+        sizes = mask_vmaps(params["where"], equation.invars[number].aval, mapped) or ()
         for length in reversed(shape := (*sizes, *params["where"])):
-            aval = jaxprs.stacked(aval, length)
-        atom = self.place((WHERE, params["owner"], shape, len(sizes)), aval)
-        return self.traced(Partial(both), [atom, *present], equation)[0] if present else [atom]
+            aval = jaxprs.stacked_aval(aval, length)
+        atom = self.add_input((WHERE, params["owner"], shape, len(sizes)), aval)
+        if present:
+            atom = self.insert(Partial(combine_masks), [atom, *present], equation)
+        return [atom]
 
-    def _with_presence(
+    def _mask_mark(
         self, equation: Equation, values: list[Value], mask: list[Value], ties: list[Value]
     ) -> list[Value]:
         """Add the mark, with a mask that says whether the example is there."""
-        present = self.place(PRESENT, self.type_of(np.bool_, equation))
+        present = self.add_input(PRESENT, self.type_of(np.bool_, equation))
         if mask:
-            (present,), _ = self.traced(jnp.logical_and, [*mask, present], equation)
+            present = self.insert(jnp.logical_and, [*mask, present], equation)
         count, end, params = len(values), len(values) + len(mask), equation.params
         mapped = params.get("mapped", ((),) * (end + len(ties)))
         of_mask = mapped[count:end] or ((),)
@@ -325,7 +332,7 @@ class Body:
         self.add(
             equation.replace(
                 invars=[*values, present, *ties],
-                outvars=[*results[:count], jaxprs.variable(present.aval), *results[end:]],
+                outvars=[*results[:count], jaxprs.new_var(present.aval), *results[end:]],
                 params={
                     **params,
                     "masked": True,
@@ -336,40 +343,40 @@ class Body:
         )
         return []
 
-    def _once(self, equation: Equation, x: Atom, *after: Atom) -> Var:
-        return self.traced(Partial(once), [x, *after], equation)[0][0]
+    def _barrier(self, equation: Equation, x: Atom, *after: Atom) -> Var:
+        return self.insert(Partial(fusion_barrier), [x, *after], equation)
 
     def _summary(
-        self, marked: Marked, equation: Equation, xs: list[Value], axis: int | None, number: int
+        self, marked: Mark, equation: Equation, xs: list[Value], axis: int | None, number: int
     ) -> PyTree:
         if marked.part == CHANGE:
             measure = Partial(summary_of_change, self.of.plan.sample, axis)
-            return self._for_each(marked, axis, self.measured(measure, xs, equation), equation)
+            return self._for_each(marked, axis, self.measure(measure, xs, equation), equation)
         x, *mask = xs
-        known, how = self._summaries.setdefault(_named(x), {}), (*map(_named, mask), axis)
+        known, how = self._summaries.setdefault(_atom_key(x), {}), (*map(_atom_key, mask), axis)
         if how not in known:
             rows = marked.part == GRADIENT and marked.site in self.of.stacked
-            measure = self._summarises(0 if rows else axis)
+            measure = self._measure_of(0 if rows else axis)
             if mask:
-                how_masked = Masked.of(marked, equation.params, number, axis)
-                measure = Partial(summary_where, self.of.plan.sample, how_masked)
-            known[how] = self.measured(measure, xs, equation)
+                how_masked = MaskLayout.of(marked, equation.params, number, axis)
+                measure = Partial(masked_summary, self.of.plan.sample, how_masked)
+            known[how] = self.measure(measure, xs, equation)
         return self._for_each(marked, axis, known[how], equation)
 
-    def _summarises(self, axis: int | None) -> Partial:
+    def _measure_of(self, axis: int | None) -> Partial:
         apart = self.of.apart and not self.of.axes
         return Partial(summary_of, self.of.plan.sample, axis, apart)
 
-    def _for_each(self, marked: Marked, axis: int | None, found: object, like: Equation) -> PyTree:
+    def _for_each(self, marked: Mark, axis: int | None, found: object, like: Equation) -> PyTree:
         """What was found in an array, for each member, even if all share the array."""
         if axis is not None or not marked.members:
             return found
         atoms, tree = jax.tree.flatten(found)
         each = lambda *xs: [jnp.broadcast_to(x, (marked.members, *x.shape)) for x in xs]  # noqa: E731
-        return jax.tree.unflatten(tree, self.traced(each, atoms, like)[0])
+        return jax.tree.unflatten(tree, self.insert(each, atoms, like))
 
-    def _seeded(
-        self, marked: Marked, equation: Equation, values: list[Value], masks: list[list[Value]]
+    def _seed(
+        self, marked: Mark, equation: Equation, values: list[Value], masks: list[list[Value]]
     ) -> list[Var]:
         """The values, each with a mark on what it will receive."""
         out = list(values)
@@ -377,14 +384,16 @@ class Body:
         mapped = equation.params.get("mapped", ((),) * len(values))
         for leaf, (x, able) in enumerate(zip(values, marked.differentiable, strict=True)):
             if able:
-                seed = self.place(SEED, self.type_of(np.float32, equation), np.float32(0))
+                seed = self.add_input(SEED, self.type_of(np.float32, equation), np.float32(0))
                 of_one = None if members is None else members.only(leaf)
                 how = {"owner": GRADIENT, "site": marked.site, "of": (id(marked), leaf)}
                 how |= {"mapped": (mapped[leaf],), "members": of_one, "ticket": self.of.tickets}
                 if masks[leaf]:
-                    how |= Masked.of(marked, equation.params, leaf, None).params(equation.params)
-                seeds = Partial(seeded_by, tuple(how.items()))
-                (out[leaf],), _ = self.traced(seeds, [x, seed, *masks[leaf]], equation)
+                    how |= MaskLayout.of(marked, equation.params, leaf, None).params(
+                        equation.params
+                    )
+                seeds = Partial(seed_with, tuple(how.items()))
+                out[leaf] = self.insert(seeds, [x, seed, *masks[leaf]], equation)
         return out
 
     def type_of(self, dtype: DTypeLike, like: Equation | None) -> Aval:
@@ -392,15 +401,15 @@ class Body:
         closed, _ = self.of.trace(Partial(jnp.zeros, (), np.dtype(dtype)), [], like)
         return jaxprs.open_jaxpr(closed)[0].outvars[0].aval
 
-    def _perturbed(
+    def _perturb(
         self,
         perturb: Callable[..., list[Value]],
-        marked: Marked,
+        marked: Mark,
         values: list[Value],
         equation: Equation,
     ) -> list[Var]:
         number = self.type_of(np.int32, equation)
-        counters = [self.place(key, number) for key, _ in self.around]
+        counters = [self.add_input(key, number) for key, _ in self.around]
         lengths = [length for _, length in self.around]
         count, axes = len(values), list(marked.member_axes)
         masks = [[]] * count
@@ -414,8 +423,8 @@ class Body:
                 return of_values(list(xs[:count]), rows)
             wheres: list[Value] = [None] * count
             for n, mask in zip(at, xs[count + len(counters) :], strict=True):
-                how = Masked.of(marked, equation.params, n, axes[n] if axes else None)
-                wheres[n] = how.beside(xs[n], mask)[1]
+                how = MaskLayout.of(marked, equation.params, n, axes[n] if axes else None)
+                wheres[n] = how.align(xs[n], mask)[1]
             return of_values(list(xs[:count]), rows, wheres)
 
         def of_values(
@@ -432,21 +441,21 @@ class Body:
             return each(xs, jnp.arange(marked.members), *wheres)
 
         given = [mask for n in at for mask in masks[n]]
-        return self.traced(run, [*values, *counters, *given], equation)[0]
+        return self.insert(run, [*values, *counters, *given], equation)
 
     # ------------------------------------------------------------- bodies inside
 
-    def body(self, found: Survey, home: Equation) -> Body:
+    def body(self, found: Survey, home: Equation) -> JaxprEditor:
         """An edited jaxpr of one of its equations."""
-        inner = Body(self.of, found, self.around, home=home)
+        inner = JaxprEditor(self.of, found, self.around, home=home)
         inner.edit()
         return inner
 
-    def given_to(self, inner: Body) -> list[Var]:
+    def operands_for(self, inner: JaxprEditor) -> list[Var]:
         """The operands for the additional inputs of a body."""
-        return [self.place(key, v.aval, value) for key, (v, value) in inner.places.items()]
+        return [self.add_input(key, v.aval, value) for key, (v, value) in inner.inputs.items()]
 
-    def take(
+    def add_outputs(
         self,
         equation: Equation,
         operands: Sequence[Atom],
@@ -455,7 +464,7 @@ class Body:
         effects: object,
     ) -> list[Slot]:
         """Add an equation that returns more: a slot for each of these types."""
-        new = list(map(jaxprs.variable, fields))
+        new = list(map(jaxprs.new_var, fields))
         self.add(
             equation.replace(
                 invars=list(operands),
@@ -464,13 +473,13 @@ class Body:
                 effects=effects,
             )
         )
-        return list(map(self.slot, self.at_home(new, equation)))
+        return list(map(self.slot, self.to_own_mesh(new, equation)))
 
 
-def _on_this_mesh(*xs: jax.Array) -> list[jax.Array]:
-    return on_this_mesh(list(xs))
+def _to_current_mesh(*xs: jax.Array) -> list[jax.Array]:
+    return to_current_mesh(list(xs))
 
 
-def _named(atom: Atom) -> Hashable:
+def _atom_key(atom: Atom) -> Hashable:
     """What stands for an atom in a dict: jax's literals cannot be hashed."""
     return ("literal", id(atom)) if jaxprs.is_literal(atom) else atom

@@ -19,22 +19,22 @@ import numpy as np
 
 from nnx_inspector._compat import eqn_params, jaxprs, jit
 from nnx_inspector._compat.configuration import internal_config
-from nnx_inspector._compat.sharding import placed
+from nnx_inspector._compat.sharding import constrain_shardings
 from nnx_inspector.program.analysis.error_notes import note_equation
-from nnx_inspector.program.editing.bodies import ENTER, Edited, see_moves
-from nnx_inspector.program.editing.body import Body
-from nnx_inspector.program.editing.editor import PRESENT, SEED, WHERE, Editor, Key
-from nnx_inspector.program.editing.packed import Layout, Small, joined
-from nnx_inspector.program.editing.slots import Output, each_slot, is_slot, read
+from nnx_inspector.program.editing.context import PRESENT, SEED, WHERE, EditContext, Key
+from nnx_inspector.program.editing.jaxpr_editor import JaxprEditor
+from nnx_inspector.program.editing.packed import PackedArray, PackedLayout, pack
+from nnx_inspector.program.editing.rules import EDIT_RULES, EditedName, measure_updates
+from nnx_inspector.program.editing.slots import Output, is_slot, map_slots, read_slots
 from nnx_inspector.program.editing.updates import results_of
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.program.survey import Marked, Survey, depths_of, survey
+from nnx_inspector.program.survey import Mark, Survey, scan_depths, survey
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Atom, Equation, Jaxpr, OpenJaxpr, Params, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Rewritten:
+class InstrumentedProgram:
     """A program that also returns what its marks see.
 
     Attributes:
@@ -64,16 +64,16 @@ class Rewritten:
     ) -> PyTree:
         """Run it with the program's own inputs; returns its own outputs, and what was seen.
 
-        What was seen is a `Seen` for each mark, nested like the survey, and nothing for the second
-        pass of a remat. `apart`: whether each equation becomes one of the trace's own.
+        What was seen is an `Observation` for each mark, nested like the survey, and nothing for the
+        second pass of a remat. `apart`: whether each equation becomes one of the trace's own.
         """
         values = [*(self.given if given is None else given), *args]
         if not apart and jit.outermost_program() is not None:
-            out = eqn_params.bind_whole(self.jaxpr, self.consts, values)
+            out = eqn_params.bind_as_jit(self.jaxpr, self.consts, values)
         else:
-            out = _bound(self.jaxpr, self.consts, values, self._note)
+            out = _evaluate_equations(self.jaxpr, self.consts, values, self._note)
         out = list(map(as_array, out))
-        return out[: self.outputs], read(self.seen, out[self.outputs :])
+        return out[: self.outputs], read_slots(self.seen, out[self.outputs :])
 
     def _note(self, error: FloatingPointError, number: int) -> None:
         note_equation(error, self.found, self._numbers[number])
@@ -82,20 +82,20 @@ class Rewritten:
 def evaluate(
     found: Survey, args: Sequence[Value], *, plan: Plan
 ) -> tuple[list[Value], list[Value]]:
-    """Run a surveyed program under a plan: its outputs, and what was seen, as `Rewritten.run`."""
-    return rewritten(found, plan).run(args)
+    """Run a surveyed program under a plan; returns what `InstrumentedProgram.run` does."""
+    return instrument(found, plan).run(args)
 
 
-def rewritten(
+def instrument(
     found: Survey,
     plan: Plan,
     *,
-    seeds: Callable[[Marked], bool] | None = None,
+    seeds: Callable[[Mark], bool] | None = None,
     tickets: bool = False,
     most_rows: int = 0,
     join: bool = False,
     apart: bool = False,
-) -> Rewritten:
+) -> InstrumentedProgram:
     """The program of a survey under a plan.
 
     Args:
@@ -109,24 +109,26 @@ def rewritten(
             exchange.
     """
     how: Params = {"tickets": tickets, "most_rows": most_rows, "apart": apart}
-    body = Body(Editor(plan, seeds, ENTER, depths=depths_of(found), **how), found)
+    body = JaxprEditor(
+        EditContext(plan, seeds, EDIT_RULES, depths=scan_depths(found), **how), found
+    )
     body.edit()
-    see_moves(body, lambda inputs: results_of(found.jaxpr, inputs))
+    measure_updates(body, lambda inputs: results_of(found.jaxpr, inputs))
     body.finish(None)
     if join and body.fields:
         _join(body)
-    keys = sorted(body.places, key=lambda key: key != SEED)
-    given = [body.places[key] for key in keys]
-    jaxpr = jaxprs.edited(
+    keys = sorted(body.inputs, key=lambda key: key != SEED)
+    given = [body.inputs[key] for key in keys]
+    jaxpr = jaxprs.edit_jaxpr(
         found.jaxpr, inputs=[v for v, _ in given], equations=body.equations, outputs=body.outputs
     )
-    return Rewritten(
+    return InstrumentedProgram(
         found,
         jaxprs.open_jaxpr(jaxpr)[0],
         found.consts,
-        tuple(map(_default, keys, given)),
+        tuple(map(_default_value, keys, given)),
         tuple(keys),
-        int(SEED in body.places),
+        int(SEED in body.inputs),
         len(found.jaxpr.outvars),
         frozenset(body.of.outside),
         body.seen,
@@ -134,12 +136,12 @@ def rewritten(
     )
 
 
-def _default(key: Key, place: tuple[Atom, Value]) -> Value:
+def _default_value(key: Key, place: tuple[Atom, Value]) -> Value:
     """The value that enters in front: where no mask is known, all positions count."""
     return place[1] if key[0] != WHERE else np.ones(key[2], np.bool_)
 
 
-def _join(body: Body) -> None:
+def _join(body: JaxprEditor) -> None:
     """Join the additional outputs of a program: each array that leaves one costs the host time."""
     whole = jax.tree.leaves(body.seen, is_leaf=lambda x: is_slot(x) or isinstance(x, Summary))
     summaries = dict[tuple[int, ...], Summary]()
@@ -149,36 +151,38 @@ def _join(body: Body) -> None:
             summaries.setdefault(numbers, one)
     taken = {number for numbers in summaries for number in numbers}
     others = [n for n in range(len(body.fields)) if n not in taken]
-    layouts: list[Layout] = []
+    layouts: list[PackedLayout] = []
 
     def join(*fields: object) -> list[Value]:
         parts = [
             jax.tree.map(lambda x: fields[x.number], one, is_leaf=is_slot)
             for one in summaries.values()
         ]
-        layout, arrays = joined([*parts, *(Small(fields[n]) for n in others)])
+        layout, arrays = pack([*parts, *(PackedArray(fields[n]) for n in others)])
         layouts.append(layout)
         return arrays
 
-    body.fields, _ = body.traced(join, body.fields, None)
+    body.fields = body.insert(join, body.fields, None)
     order = [*(n for numbers in summaries for n in numbers), *others]
     places = (part for leaf in layouts[0].leaves for part in leaf.parts)
     at = dict(zip(order, places, strict=True))
-    body.seen = each_slot(lambda x: at[x.number] if isinstance(x, Output) else x, body.seen)
+    body.seen = map_slots(lambda x: at[x.number] if isinstance(x, Output) else x, body.seen)
 
 
-def with_presence(jaxpr: Jaxpr, present: Value) -> Value:
+def mark_presence(jaxpr: Jaxpr, present: Value) -> Value:
     """A jaxpr of the same kind with a variable more, in front: whether the marks inside count.
 
     For the branches and bodies that a vmap computes for all examples; see `_compat.launching`.
     """
-    body = Body(Editor(Plan(), None, ENTER, presence=True), survey(jaxpr, None))
-    body.own[PRESENT] = present
+    body = JaxprEditor(EditContext(Plan(), None, EDIT_RULES, presence=True), survey(jaxpr, None))
+    body.known_inputs[PRESENT] = present
     body.edit()
-    return jaxprs.edited(jaxpr, inputs=[present], equations=body.equations, outputs=body.outputs)
+    return jaxprs.edit_jaxpr(
+        jaxpr, inputs=[present], equations=body.equations, outputs=body.outputs
+    )
 
 
-def _bound(
+def _evaluate_equations(
     jaxpr: OpenJaxpr,
     consts: Sequence[object],
     values: Sequence[object],
@@ -199,7 +203,7 @@ def _bound(
         operands = [read(v) for v in equation.invars]
         try:
             if _is_edited(equation) and not any(map(jit.is_tracer, operands)):
-                out = _run_apart(equation, operands)
+                out = _evaluate_jit(equation, operands)
             else:
                 out = jaxprs.bind(equation, operands)
         except FloatingPointError as error:  # the user's `jax_debug_nans`
@@ -211,15 +215,17 @@ def _bound(
 
 
 def _is_edited(equation: Equation) -> bool:
-    return isinstance(equation.params.get("name"), Edited)
+    return isinstance(equation.params.get("name"), EditedName)
 
 
-def _run_apart(equation: Equation, operands: Sequence[object]) -> list[Value]:
+def _evaluate_jit(equation: Equation, operands: Sequence[object]) -> list[Value]:
     (inner,) = jaxprs.sub_jaxprs(equation)
     before, after = eqn_params.jit_shardings(equation)
     bare, consts = jaxprs.open_jaxpr(inner)
     with jaxprs.context_of(equation):
-        return placed(_bound(bare, consts, placed(operands, before), None), after)
+        return constrain_shardings(
+            _evaluate_equations(bare, consts, constrain_shardings(operands, before), None), after
+        )
 
 
 def as_array(x: Value) -> Value:
