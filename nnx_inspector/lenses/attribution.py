@@ -151,9 +151,8 @@ def attribute(
         number, chosen, call = (None, site, None) if site is not None else _input_of(traced)
         run, x = _pass_as_function(traced, number, chosen, call)
         out = jax.jit(run)(x, traced.stage.inputs)
-        pick, classes = (
-            (output, None) if callable(output) else _logit_selector(out, output, position)
-        )
+        chosen_logit = None if callable(output) else _logit_selector(out, output, position)
+        pick, classes = chosen_logit or (output, None)
         start = _baseline_array(baseline, x)
 
         def program(one_by_one: bool) -> PyTree:

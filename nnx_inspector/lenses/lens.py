@@ -212,14 +212,12 @@ def lens(
         readouts = readout_candidates(traced, unembedding, end.place, last, distribution)
         if last.shape != stack.shape[1:]:  # the layers were chosen, and are of another form
             readouts = [each for each in readouts if each is unembedding] or readouts
-        readout, gap = choose_readout(
-            traced, readouts, last, own, required=unembedding.proposed and sites is None
-        )
+        required = unembedding.proposed and sites is None
+        readout, gap = choose_readout(traced, readouts, last, own, required=required)
         shape = jax.eval_shape(readout, last).shape
         wanted = token_at(answer, shape)
-        found: Any = jax.device_get(
-            _compile_ranking(readout, min(k, shape[-1]))(stack, last, wanted)
-        )
+        ranking = _compile_ranking(readout, min(k, shape[-1]))
+        found: Any = jax.device_get(ranking(stack, last, wanted))
     return Lens(names, readout.unembed, readout.norm, *found, gap=gap)
 
 
@@ -277,9 +275,8 @@ def makes_logits(downstream: Downstream, last: jax.Array, own: Value) -> bool:
         return evaluation.run(closed.jaxpr, closed.consts, [x], [LINEAR])[0]
 
     jax.eval_shape(run, last)
-    return evaluation.product or (
-        evaluation.window and own.ndim == 2
-    )  # one answer, by a pooling after it
+    # of a window there is one answer, by a pooling after it
+    return evaluation.product or (evaluation.window and own.ndim == 2)
 
 
 def _mismatch_text(
@@ -341,9 +338,8 @@ def stack_streams(
         for i, x in enumerate(first.received)
         if x.shape == shape and jnp.issubdtype(x.dtype, jnp.floating)
     ]
-    if streams[0].part == INPUT or traced.is_norm(
-        first.site
-    ):  # a norm may receive an unfinished sum
+    # a norm may receive an unfinished sum
+    if streams[0].part == INPUT or traced.is_norm(first.site):
         received = []
     wanted = {stream.place[:2] for stream in (*streams, end)}
     if received:

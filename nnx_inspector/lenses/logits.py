@@ -215,7 +215,7 @@ def _residual_terms(
 ) -> tuple[_FinalStream, tuple[ResidualTerm, ...]]:
     """Where the final stream is, and its addends."""
     ends: list[_FinalStream] = []
-    first = unembedding.norm or unembedding.unembed
+    first = unembedding.first_site
     if first and first in traced.calls:
         ends.append((first, INPUT, 0, unembedding.stream))
     last = last_stream(traced, unembedding)

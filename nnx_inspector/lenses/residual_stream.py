@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector.hooks.sites import Selection, no_match_text, parse_key, split_operation
-from nnx_inspector.lenses.traced_pass import SiteCalls, TracedPass, logits_in, module_at
+from nnx_inspector.lenses.traced_pass import SiteCalls, TracedPass, logits_in
 from nnx_inspector.lenses.unembedding import Unembedding, block_list_key
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.stats.summarize import in_words
@@ -94,7 +94,7 @@ def _candidate_streams(
             words = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
             raise ValueError(
                 f"{site!r} returns {words}, which is not the residual stream: "
-                f"{unembedding.norm or unembedding.unembed!r} receives arrays of {size} features."
+                f"{unembedding.first_site!r} receives arrays of {size} features."
             )
     if chosen is not None:
         if not found:
@@ -137,9 +137,8 @@ def _last_terms(traced: TracedPass, last: ResidualStream, given: _Sources) -> se
     it.
     """
     found = {last.place[:2]}
-    for (site, part, _), sources in sorted(
-        given.items(), key=lambda item: traced.last_call(item[0][0])
-    ):
+    in_order = sorted(given.items(), key=lambda item: traced.last_call(item[0][0]))
+    for (site, part, _), sources in in_order:
         if part == INPUT and sources & found and traced.has_no_params(site):
             found.add((site, OUTPUT))
     return found
@@ -161,10 +160,7 @@ def _first_sum(
     """Where what the last block adds first comes together with the stream before it, if it does."""
     added = _last_terms(traced, last, given)
     before = _upstream_calls(last, form, given) - added
-    root, own = (
-        max(traced.calls, key=traced.last_call),
-        logits_in(traced.output_shapes),
-    )
+    root, own = max(traced.calls, key=traced.last_call), logits_in(traced.output_shapes)
     logits = None if own is None else in_words(own.dtype, own.shape)
     sums = [
         key
@@ -208,8 +204,7 @@ def _streams_between_sums(
 
 
 def selects(selection: Selection, traced: TracedPass, site: str) -> bool:
-    path, method = parse_key(site)
-    return selection.matches(path, method, module_at(traced.model, path))
+    return selection.matches(*parse_key(site), traced.module_of(site))
 
 
 def _repeated_blocks(
@@ -232,8 +227,7 @@ def _repeated_blocks(
     if not repeated:
         names = ", ".join(repr(s.calls.site) for s in found if s.calls.site)
         others = f" Choose the sites that do with sites=, among {names}." if names else ""
-        read_by = unembedding.norm or unembedding.unembed
-        reader = repr(read_by) if read_by else "the end of the model"
+        reader = repr(unembedding.first_site) if unembedding.first_site else "the end of the model"
         raise ValueError(
             f"No block that repeats returns the residual stream that {reader} receives.{others}"
         )
@@ -242,12 +236,9 @@ def _repeated_blocks(
     last = max(outermost, key=lambda group: group[-1].calls.last)
     if not _are_pre_norms(traced, last):
         return last
-    norms = [each.calls.site for each in last] + [unembedding.norm or unembedding.unembed]
-    return [
-        ResidualStream(traced.calls[site], 0, INPUT)
-        for site in norms
-        if site and site in traced.calls
-    ]
+    norms = [*(each.calls.site for each in last), unembedding.first_site]
+    called = [traced.calls[site] for site in norms if site and site in traced.calls]
+    return [ResidualStream(calls, 0, INPUT) for calls in called]
 
 
 def _are_pre_norms(traced: TracedPass, group: Sequence[ResidualStream]) -> bool:

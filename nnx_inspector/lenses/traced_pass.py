@@ -140,9 +140,13 @@ class TracedPass:
         held = next(filter(None, parts), {})
         return "scale" in held and all(np.ndim(x) < 2 for x in jax.tree.leaves(held))
 
+    def module_of(self, site: str) -> nnx.Module | None:
+        """The module of a site; None within a Linen module."""
+        return module_at(self.model, parse_key(site)[0])
+
     def has_no_params(self, site: str) -> bool:
         """Whether a module has no parameters, as a dropout and a soft cap."""
-        module = module_at(self.model, parse_key(site)[0])
+        module = self.module_of(site)
         return module is not None and not jax.tree.leaves(nnx.state(module, nnx.Param))
 
     def last_call(self, site: str) -> int:

@@ -68,6 +68,11 @@ class Unembedding:
     _norm: Any
     proposed: bool = False
 
+    @property
+    def first_site(self) -> str:
+        """The site that receives the stream: the norm or, without one, the unembedding."""
+        return self.norm or self.unembed
+
     def normalised(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
         return x if not self._norm else self._call(self._norm, x)
 
@@ -99,11 +104,8 @@ def unembedding_of(traced: TracedPass, unembed: Unembed, norm: Norm) -> Unembedd
             raise ValueError(no_matrix_text(traced))
     last = None if unembed is None else _chosen_site(traced, unembed, "unembed")
     if norm is None:
-        norm = (
-            _last_norm(traced, _last_calls(traced, last.site if last else None))
-            if proposed or last
-            else False
-        )
+        known = proposed or last is not None
+        norm = _last_norm(traced, _last_calls(traced, last and last.site)) if known else False
     first = _chosen_site(traced, norm, "norm") if norm else None
     receiver = first or last
     members = traced.ensemble_size(*(calls.site for calls in (first, last) if calls is not None))
@@ -139,7 +141,7 @@ def _chosen_site(traced: TracedPass, given: object, what: str) -> SiteCalls | No
             f"{what}={given!r} is not a site of this call. The closest are {near}. Pass "
             f"{what}=None to have it proposed."
         )
-    if module_at(traced.model, parse_key(given)[0]) is None:
+    if traced.module_of(given) is None:
         raise ValueError(
             f"{what}={given!r} is a Linen module inside an nnx.bridge.ToNNX and cannot be called "
             f"by itself. Pass {what}= a function of an array that does the same."
@@ -170,7 +172,7 @@ def no_matrix_text(traced: TracedPass) -> str:
     """The error text for a model in which no matrix makes logits."""
     own = logits_in(traced.output_shapes)
     last = max(_last_calls(traced) or traced.calls, key=traced.last_call)
-    module = module_at(traced.model, parse_key(last)[0])
+    module = traced.module_of(last)
     linen = any(
         isinstance(m, nnx.bridge.ToNNX) for _, m in nnx.iter_modules(traced.model, graph=True)
     )
@@ -230,12 +232,9 @@ def _is_within(site: str, path: Sequence[str]) -> bool:
 def _makes_classes(traced: TracedPass, site: str, classes: int) -> bool:
     """Whether a site's module has a matrix and returns an array of this many classes."""
     returned, received = traced.calls[site].returned, traced.calls[site].received
-    module = module_at(traced.model, parse_key(site)[0])
-    if (
-        module is None
-        or _mixes_positions(module)
-        or not (len(returned) == 1 and len(received) == 1)
-    ):
+    module = traced.module_of(site)
+    single = len(returned) == len(received) == 1
+    if module is None or not single or _mixes_positions(module):
         return False
     params = jax.tree.leaves(nnx.state(module, nnx.Param))
     shape = returned[0].shape
@@ -249,11 +248,7 @@ def _makes_classes(traced: TracedPass, site: str, classes: int) -> bool:
 
 def _last_norm(traced: TracedPass, ends: Sequence[str]) -> str | Literal[False]:
     """The last norm among sites; False if there is none, or if it belongs to a repeated block."""
-    norms = [
-        site
-        for site in ends
-        if traced.is_norm(site) and module_at(traced.model, parse_key(site)[0])
-    ]
+    norms = [site for site in ends if traced.is_norm(site) and traced.module_of(site)]
     last = max(norms, key=traced.last_call) if norms else None
     return last if last is not None and not _is_in_repeated_block(traced, last) else False
 
