@@ -17,7 +17,7 @@ from nnx_inspector.errors import add_note
 from nnx_inspector.profiling import hlo
 from nnx_inspector.profiling.owners import OUTSIDE, Parts
 from nnx_inspector.profiling.program_cost import ModulePath, cost_of_program, largest_array
-from nnx_inspector.profiling.result import bytes_in_words
+from nnx_inspector.profiling.result import size_text
 
 EXHAUSTED: Final = "RESOURCE_EXHAUSTED"
 MOST_NAMED: Final = 3
@@ -181,13 +181,13 @@ def memory_in_words(program: object) -> str:
     kept = cost_of_program(program).kept
     total = sum(kept.values())
     most = sorted(kept, key=lambda of: kept[of], reverse=True)[:MOST_NAMED]
-    said = [f"{_module_in_words(of)} {bytes_in_words(kept[of])}" for of in most if kept[of]]
+    said = [f"{_module_in_words(of)} {size_text(kept[of])}" for of in most if kept[of]]
     found: list[str] = []
     if said:
-        found.append(f"For the backward pass {bytes_in_words(total)} are kept: {', '.join(said)}.")
+        found.append(f"For the backward pass {size_text(total)} are kept: {', '.join(said)}.")
     if (one := largest_array(program)) is not None:
         found.append(
-            f"The largest array is {one.shape} ({bytes_in_words(one.size)}), of "
+            f"The largest array is {one.shape} ({size_text(one.size)}), of "
             f"{_module_in_words(one.of)} ({one.primitive})."
         )
     return " ".join(found)

@@ -223,8 +223,8 @@ class Profile:
         ]
         if not math.isnan(self.peak_bytes):
             lines.append(
-                f"peak memory: {bytes_in_words(self.peak_bytes)}, of which "
-                f"{bytes_in_words(self.argument_bytes)} are parameters and other arguments"
+                f"peak memory: {size_text(self.peak_bytes)}, of which "
+                f"{size_text(self.argument_bytes)} are parameters and other arguments"
             )
         if not math.isnan(self.possible_flops):
             rate = f"{self.possible_flops / 1e9:.3g} GFLOP/s"
@@ -246,10 +246,7 @@ def _cells_of(row: ModuleCost) -> list[tuple[str, str]]:
     phases = [0.0] * 3 if row.site == IDLE else [row.forward_ms, row.backward_ms, row.update_ms]
     times = [row.total_ms, *phases]
     found = [(name, f"{_ms(x)} ms" if x else "") for name, x in zip(_TIMES, times, strict=True)]
-    found += [
-        ("kept", bytes_in_words(row.kept_bytes)),
-        ("at the peak", bytes_in_words(row.peak_bytes)),
-    ]
+    found += [("kept", size_text(row.kept_bytes)), ("at the peak", size_text(row.peak_bytes))]
     found.append(("FLOPs", "" if math.isnan(row.flops) else f"{row.flops:.3g}"))
     share = row.flops_of_possible
     return [*found, ("of what is possible", "" if math.isnan(share) else f"{100 * share:.0f} %")]
@@ -259,11 +256,11 @@ def _ms(x: float) -> str:
     return f"{x:.2f}" if x < 10 else f"{x:.1f}" if x < 1000 else f"{x:.0f}"
 
 
-def bytes_in_words(number: float) -> str:
+def size_text(number: float) -> str:
     """A number of bytes in words, `"1.5 MB"`; `""` for NaN and 0.
 
     Example:
-        >>> bytes_in_words(1_500_000)
+        >>> size_text(1_500_000)
         '1.5 MB'
     """
     if math.isnan(number) or not number:

@@ -147,12 +147,7 @@ def runs_in(data: Any) -> list[Run]:
     ends.pop(None, None)
     those = found[True] or found[False]  # beside a device's own the host has what it starts there
     events = [
-        Event(
-            start,
-            max(end, ends.get(number, end)),
-            key,
-            waits=re.sub(r"[.\d]+$", "", key[1]) in WAITING_OPCODES,
-        )
+        Event(start, max(end, ends.get(number, end)), key, waits=_opcode(key[1]) in WAITING_OPCODES)
         for start, end, key, number in those
     ]
     runs = [
@@ -166,6 +161,10 @@ def runs_in(data: Any) -> list[Run]:
             f"jax's profiler does not see those of this device ({jax.default_backend()})."
         )
     return runs
+
+
+def _opcode(operation: str) -> str:
+    return re.sub(r"[.\d]+$", "", operation)
 
 
 def _stats_of(event: Any) -> dict[str, Any]:

@@ -144,9 +144,7 @@ class Screen:
         self.has_view = False
         self.page = ""  # the page of the view that said hello last
         self._hello_number = 0
-        self.on_listening_changed: Callable[[], object] = lambda: (
-            None
-        )  # called when `listening` changes
+        self.on_listening_changed: Callable[[], object] = lambda: None
         self._page_has_stream = True
         self._cell_thread = threading.get_ident()
         self._message_thread: int | None = None

@@ -63,9 +63,7 @@ def pictures_in(
         for one in arguments
         if (last := _channels_last(one.value, bool(named))) is not None
     ]
-    able = [
-        (one, last) for one, last in able if named or _has_pixels(_first_examples(one.value, 8))
-    ]
+    able = [(one, last) for one, last in able if named or _has_pixels(_examples(one.value, 8))]
     if not able:
         if not named:
             return None, ""
@@ -125,7 +123,7 @@ def _has_pixels(x: np.ndarray) -> bool:
     return max(-low, high) <= LARGEST_PIXEL
 
 
-def _first_examples(x: Value, most: int) -> np.ndarray:
+def _examples(x: Value, most: int) -> np.ndarray:
     """The first examples, on the host, as numbers that NumPy computes with."""
     # a slice of an array on a device is a program of its own, so a small array comes whole
     if x.nbytes > DEVICE_BYTES and not isinstance(x, np.ndarray):
@@ -137,7 +135,7 @@ def _first_examples(x: Value, most: int) -> np.ndarray:
 
 
 def _thumbnails(one: Argument, *, channels_last: bool, most: int, more: str) -> protocol.Pictures:
-    x = _first_examples(one.value, most)
+    x = _examples(one.value, most)
     x = x[..., None] if x.ndim == 3 else x if channels_last else np.moveaxis(x, 1, -1)
     rows, columns, channels = x.shape[1:]
     shown = 3 if channels in (3, 4) else 1

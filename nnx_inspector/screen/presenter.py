@@ -88,7 +88,7 @@ class Presenter:
         self._layout: protocol.Layout | None = None
         self._notices: list[protocol.Notice] = []
         self.lasting_notices: tuple[protocol.Notice, ...] = ()  # shown first, as long as they hold
-        self._perturbation_messages = PerturbationMessages()
+        self._messages = PerturbationMessages()
         self._state_seq = 0
         self._histories_sent_at = 0.0
         self._tick_at = 0.0
@@ -107,9 +107,8 @@ class Presenter:
         self._other_number = 0
         self._newest_listed = -1
         self._paused_until = 0.0
-        self.page_content: Callable[..., PageContent | None] = lambda *shown: (
-            None
-        )  # for a saved notebook
+        # for a saved notebook
+        self.page_content: Callable[..., PageContent | None] = lambda *shown: None
         self._saved = SavedOutput(
             weak_method(self._last_state),
             weak_method(self._count_failure),
@@ -359,9 +358,7 @@ class Presenter:
             cost: dict[str, Any] | None = snapshot["cost"]
             perturbations = snapshot.get("perturbations")
             if perturbations is None:
-                perturbations = self._perturbation_messages.of(
-                    snapshot["handles"], pending=snapshot["pending"]
-                )
+                perturbations = self._messages.of(snapshot["handles"], pending=snapshot["pending"])
             return protocol.State(
                 seq=self._state_seq,
                 selected=self.selected,

@@ -92,9 +92,8 @@ class LastState:
         )
         packed = None
         if not stop() and self.recording.passes and len(self.layout.sites) * 2 <= MOST_CELLS:
-            content = self.content_of(
-                self.layout, self.state, tuple(map(_without_pictures, self.kept))
-            )
+            kept = tuple(map(_without_pictures, self.kept))
+            content = self.content_of(self.layout, self.state, kept)
             if content is not None:
                 note = f"Saved {saved}, with {{passes}}. {_LEFT_OUT_TEXT}"
                 missing = tuple(dict.fromkeys((*content.missing, *LEFT_OUT)))

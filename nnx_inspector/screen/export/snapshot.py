@@ -102,11 +102,8 @@ def _summary_lines(
             yield _element("p", f"Metrics: {said}")
     for one in state.perturbations[:20]:
         on = "on" if one.enabled else "off"
-        yield _element(
-            "p",
-            f"Perturbed ({on}): {one.site or '(root)'}: ",
-            _element("code", _cut(one.expression)),
-        )
+        code = _element("code", _cut(one.expression))
+        yield _element("p", f"Perturbed ({on}): {one.site or '(root)'}: ", code)
     effect = state.effect
     if effect is not None and any(one.enabled for one in state.perturbations):
         changes = [

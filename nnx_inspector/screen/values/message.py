@@ -21,7 +21,7 @@ from nnx_inspector.typing import Value
 
 MOST_BLOCKS = 1 << 17
 """The most blocks in one message; three planes of float32 are 1.5 MB."""
-FLOAT64_DTYPES = (np.float64, np.complex128)
+DOUBLES = (np.float64, np.complex128)
 """The dtypes whose values float32 cannot hold; integers of 32 bits and more come on top."""
 
 
@@ -39,9 +39,7 @@ def values_message(
             planes = {"real": np.real(values), "imag": np.imag(values)}
         encoding = next(iter(planes.values())).dtype.name  # pyright: ignore[reportAssignmentType]
     else:
-        found = reduce_blocks(
-            array, window, _bounded_counts(request.most), request.component, tiles
-        )
+        found = reduce_blocks(array, window, _limited(request.most), request.component, tiles)
         starts, ends, block = found.starts, found.ends, found.block
         figures = {
             "value" if found.exact else "mean": found.mean,
@@ -49,9 +47,7 @@ def values_message(
             "nan": found.nan, "posinf": found.posinf, "neginf": found.neginf,
         }  # fmt: skip
         planes = {name: of for name, of in figures.items() if of is not None}
-        wide = (
-            array.dtype.itemsize >= 4 if array.dtype.kind in "iu" else array.dtype in FLOAT64_DTYPES
-        )
+        wide = array.dtype.itemsize >= 4 if array.dtype.kind in "iu" else array.dtype in DOUBLES
         encoding = "float64" if wide else "float32"
     message = protocol.Values(
         request=request.id,
@@ -84,7 +80,7 @@ def _window(request: protocol.ReadValues) -> Window:
     )
 
 
-def _bounded_counts(most: tuple[int, ...]) -> tuple[int, int, int]:
+def _limited(most: tuple[int, ...]) -> tuple[int, int, int]:
     """The requested numbers of blocks, limited to MOST_BLOCKS in all."""
     tiles, rows, columns = (min(max(1, n), MOST_BLOCKS) for n in most)
     columns = min(columns, 4096)

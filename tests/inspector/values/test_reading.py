@@ -150,7 +150,7 @@ def test_what_cannot_be_answered_is_a_readable_reply(asked):
 
 @pytest.mark.parametrize("most", [(1 << 30,) * 3, (0, -5, 1), (1, 1 << 20, 1)])
 def test_a_message_has_at_most_so_many_blocks(most):
-    bounded = values_messages._bounded_counts(most)  # the same with a small bound
+    bounded = values_messages._limited(most)  # the same with a small bound
     assert 1 <= np.prod(bounded) <= values_messages.MOST_BLOCKS
     assert min(bounded) >= 1
 
