@@ -189,9 +189,10 @@ class PassStatsBuilder:
         now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
         before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
         rows_of_parameters = compared(now, np.array(before).reshape(-1, STATE_LENGTH))
-        for i, path in enumerate(states):
-            for name, figure in _stats_from_summaries(measured.get(path, {})):
-                figure_of(rows_of_parameters, name)[i] = figure
+        with np.errstate(over="ignore"):  # the norm of a huge gradient is beyond float32
+            for i, path in enumerate(states):
+                for name, figure in _stats_from_summaries(measured.get(path, {})):
+                    figure_of(rows_of_parameters, name)[i] = figure
         graded = ~np.isnan(figure_of(rows_of_parameters, "graded"))
         figure_of(rows_of_parameters, "differentiated")[:] = (
             graded if differentiated is None else [path in differentiated for path in states]
@@ -209,8 +210,9 @@ class PassStatsBuilder:
         unknown = np.full((len(others), len(PARAMETER_FIGURES)), np.nan, np.float32)
         rows_of_parameters = np.concatenate([rows_of_parameters, unknown])
         found = np.array([updates.get(p, _NO_UPDATE) for p in paths]).reshape(-1, len(OF_UPDATE))
-        for name, column in zip(OF_UPDATE, found.T, strict=True):
-            figure_of(rows_of_parameters, name)[:] = column
+        with np.errstate(over="ignore"):  # so is the ratio of an update to a parameter near 0
+            for name, column in zip(OF_UPDATE, found.T, strict=True):
+                figure_of(rows_of_parameters, name)[:] = column
         chosen = {site: merged_rows(arrays) for site, arrays in choices.items() if arrays}
         return PassStats(
             sites=self._shared(names[i] for i in numbers),

@@ -340,3 +340,20 @@ def test_the_ratio_of_a_large_parameter_is_as_exact_as_that_of_a_small_one() -> 
         after = flat(nnx.state(model, nnx.Param))["kernel"]
     found = recording.passes[0].update_ratio("kernel")
     np.testing.assert_allclose(found, ratio(before, after), rtol=2e-6)
+
+
+def test_norms_and_ratios_beyond_float32_are_counted_without_a_warning_of_numpy() -> None:
+    model = nnx.Linear(2, 8, kernel_init=nnx.initializers.constant(1e-32), rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.sgd(1e-30), wrt=nnx.Param)
+
+    @nnx.jit
+    def step(model: Any, optimizer: Any, x: jax.Array) -> None:
+        grads = nnx.grad(lambda model: (2e38 * model(x)).sum())(model)
+        optimizer.update(model, grads)
+
+    with nni.watch(model, every=1) as recording:
+        step(model, optimizer, jnp.ones((1, 2)))
+    assert recording.passes[0].update_ratio("kernel") == np.inf  # 2e40
+    found = recording.summary("kernel", "parameter_gradient")
+    np.testing.assert_allclose(found.norm, 8e38, rtol=1e-5)
+    assert "nonfinite" not in {one.rule for one in nni.diagnose(recording)}

@@ -1,26 +1,30 @@
-"""Clipping that acts in most steps, so that a limit decides how far they go, and not the gradient.
+"""Clipping that acts in most steps, so that a limit decides how much they count, not the gradient.
 
 What it takes is measured where the step clips: all of a gradient by one number, or elements or
 units of it. Invariant: clipping that takes next to nothing is no finding, such as that of an
-optimizer which makes all updates of one size anyway.
+optimizer which makes all updates of one size anyway. It is no warning where the steps are long
+enough: an optimizer that follows it, such as Adam, may make up for what it takes.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding, and_others
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.decay import Seen, lasting, seen_in
+from nnx_inspector.recordings.facts import ParameterFacts
 
 TAKES: Final = 0.1
 """Less than a tenth of the norm is within what a learning rate is tuned to."""
 MOST: Final = 0.5
 ALMOST_ALL: Final = 0.9
-"""Beyond it a step is a tenth as long as its gradient asks for, or less."""
+"""Beyond it a gradient has a tenth of its norm, or less."""
+SHORT: Final = 1e-4
+"""A tenth of the usual size of an update, relative to its parameter."""
 
 
 def clipping(context: RuleContext) -> Iterator[Finding]:
@@ -42,7 +46,7 @@ def clipping(context: RuleContext) -> Iterator[Finding]:
         rule="clipping",
         site=one.site,
         step=first,
-        severity="warning" if taken >= ALMOST_ALL else "info",
+        severity="warning" if taken >= ALMOST_ALL and _moved(seen, found) <= SHORT else "info",
         evidence={
             "taken": taken,
             "acted": _acted(of),
@@ -56,9 +60,18 @@ def clipping(context: RuleContext) -> Iterator[Finding]:
             + and_others([f"{p.path!r} by {x:.0%}" for p, x in others], "parameter")
         ),
         advice=(
-            "the limit, and not the gradient, then says how far a step goes; raise the limit "
-            "above the norms that are usual here, or keep it if steps of one length are meant"
+            "the limit, and not the gradient, then says how much a step counts; raise the limit "
+            "above the norms that are usual here, or keep it if all steps are meant to count alike"
         ),
+    )
+
+
+def _moved(seen: Mapping[str, Seen], found: Sequence[tuple[ParameterFacts, float]]) -> float:
+    """How far a step moves the parameters that are clipped most, relative to their sizes."""
+    return statistics.median(
+        statistics.median(step.update_ratio(one.path) for step, _ in seen[one.path])
+        for one, taken in found
+        if taken >= ALMOST_ALL
     )
 
 

@@ -181,6 +181,7 @@ def test_a_limit_that_leaves_nothing_explains_that_nothing_moves() -> None:
 
 
 def test_clipping_of_all_gradients_together_is_one_finding() -> None:
+    """It is a note: Adam makes its steps as long as it would without it."""
     model = Rows(len(NAMES))
     optimizer = nnx.Optimizer(
         model, optax.chain(optax.clip_by_global_norm(0.01), optax.adam(1e-3)), wrt=nnx.Param
@@ -198,6 +199,6 @@ def test_clipping_of_all_gradients_together_is_one_finding() -> None:
         wanted = np.full(len(NAMES), 1 - 0.01 / size)
         np.testing.assert_allclose(list(one.updates("clipped").values()), wanted, rtol=1e-4)
     (one,) = found_in(recording)
-    assert one.evidence["parameters"] == len(NAMES)
+    assert (one.severity, one.evidence["parameters"]) == ("info", len(NAMES))
     taken = re.findall(r"by (\d+)% of its norm", one.what)[0]
     assert close(taken, float(1 - 0.01 / np.median(norms)), percent=True)
