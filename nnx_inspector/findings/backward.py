@@ -16,8 +16,8 @@ from nnx_inspector.findings.evidence import (
     any_waits,
     gain_by_luck,
     left_by_luck,
-    may_be_off,
     multiplies_zeros,
+    reach_of_luck,
 )
 from nnx_inspector.findings.finding import Finding, named
 from nnx_inspector.findings.precision.lost import lost_updates
@@ -252,6 +252,7 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
     """(parameter, one of WHY, step) for each parameter that does not learn."""
     graded, moving = context.graded, context.any_moved
     evident = [p for p in graded if not any_waits(context, p)]
+    chances: _Chances | None = None
     for site, parameters in context.held.items():
         reached = {"gradient": 0, "output": 0}
         for one in graded:
@@ -278,8 +279,10 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
                     yield parameter, "absent", step
                 elif cut:
                     yield parameter, "cut", step
-                elif seen_at and not bias and _is_evident(context, parameter):
-                    yield parameter, "zero", seen_at[0].step
+                elif seen_at and not bias:
+                    chances = _chances(context) if chances is None else chances
+                    if _is_evident(context, parameter, chances):
+                        yield parameter, "zero", seen_at[0].step
             elif reached["output"] > 1 and reached["gradient"] == 0 and context.site(site).leaving:
                 # jax computes no gradient that nothing asks for
                 stays = len(same) >= 2 and min(same) == 1 and moving
@@ -290,16 +293,22 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
                 yield parameter, "absent" if absent else "still", step
 
 
-def _is_evident(context: RuleContext, parameter: ParameterFacts) -> bool:
+_Chances = Sequence[tuple[float, tuple[float, ...]]]
+"""The examples of each pass with figures, and the place that chance reaches."""
+
+
+def _chances(context: RuleContext) -> _Chances:
+    return [
+        (max(f.figure(s, "examples") for s in f.sites), reach_of_luck(context, f))
+        for one in context.graded
+        if (f := one.figures) is not None and f.sites
+    ]
+
+
+def _is_evident(context: RuleContext, parameter: ParameterFacts, chances: _Chances) -> bool:
     """Whether a gradient of 0 is more than chance with few examples or narrow layers."""
-    rows = 0.0
-    for one in context.graded:
-        if one.figures is None or not one.figures.sites:
-            continue
-        if may_be_off(context, one.figures, around=parameter.site):
-            return False
-        rows += max(one.figures.figure(s, "examples") for s in one.figures.sites)
-    return rows == 0 or rows >= LEAST_ROWS
+    rows, here = math.fsum(examples for examples, _ in chances), context.at(parameter.site)
+    return (rows == 0 or rows >= LEAST_ROWS) and all(reach < here for _, reach in chances)
 
 
 def _known(passes: Sequence[Pass], path: str, name: str) -> list[float]:

@@ -209,7 +209,7 @@ def _is_broken(figures: PassStats, path: str) -> bool:
     """Whether a parameter that was measured is not finite."""
     if any(figures.parameter(path, name) > 0 for name in ("nan", "infinite")):
         return True
-    return path in figures.parameters and math.isnan(figures.parameter(path, "norm"))
+    return path in figures.row_of_parameter and math.isnan(figures.parameter(path, "norm"))
 
 
 def _of_overflow(context: RuleContext, cause: Finding, effect: Finding) -> bool:

@@ -63,6 +63,10 @@ def tail(count: int, of: int, chance: float) -> float:
     return math.fsum(each)
 
 
+MOST_LUCK: Final = 600.0
+"""exp(600) is more than any ratio of norms, and its inverse is not 0; exp(710) is no float."""
+
+
 def gain_by_luck(widths: Sequence[float]) -> float:
     """The factor by which random layers of these widths change a signal in one case of a thousand.
 
@@ -75,7 +79,7 @@ def gain_by_luck(widths: Sequence[float]) -> float:
         [1202604.3, 33.8, 1.4]
     """
     spread = 5 * math.fsum(1 / width for width in widths) / 4
-    return math.exp(spread + BEYOND * math.sqrt(spread))
+    return math.exp(min(spread + BEYOND * math.sqrt(spread), MOST_LUCK))
 
 
 def left_by_luck(
@@ -206,7 +210,7 @@ def zeros_from(context: RuleContext, site: str) -> Zeros | None:
     if any(waits_for_zeros(context, figures, site) for _, figures in passes):
         return None
     step = passes[-1][0].step
-    for one in reversed([p for p in context.clean if p.figures and site in p.figures.sites]):
+    for one in reversed([p for p in context.clean if p.figures and site in p.figures.row_of]):
         if zero and not (_is_zero(one, site) or only_zeros_enter(context, one, site)):
             break
         if not zero and one.figures and one.figures.figure(site, "flat") != 1:
@@ -239,7 +243,7 @@ def only_zeros_enter(context: RuleContext, one: Pass, site: str) -> bool:
     A single layer of a stack is not known to, unless its output is 0: its bias is not known.
     """
     figures = one.figures
-    if figures is None or context.site(site).affine != 1 or site not in figures.sites:
+    if figures is None or context.site(site).affine != 1 or site not in figures.row_of:
         return False
     held = context.parameters_of(site)
     most = max((p.axes for p in held), default=0)
@@ -273,10 +277,8 @@ def multiplies_zeros(context: RuleContext, site: str) -> bool:
     of zeros that a module beside it receives too: the forget gate of an LSTM in its first step.
     """
     cell = site.rpartition("/")[0]
-    beside = [s for s in context.measured if cell and s.rpartition("/")[0] == cell]
-    return are_harmless_zeros(context, site) or any(
-        not context.paths.feeds(s) and are_harmless_zeros(context, s) for s in beside
-    )
+    beside = [s for s in context.entrances if cell and s.rpartition("/")[0] == cell]
+    return are_harmless_zeros(context, site) or any(are_harmless_zeros(context, s) for s in beside)
 
 
 def _enter_always(context: RuleContext, site: str) -> bool:
@@ -360,17 +362,20 @@ def off_by_luck(context: RuleContext, figures: PassStats, *, last: str) -> bool:
     )
 
 
-def may_be_off(context: RuleContext, figures: PassStats, *, around: str) -> bool:
-    """Whether a narrow ReLU may remove a site's whole gradient by chance.
+def reach_of_luck(context: RuleContext, figures: PassStats) -> tuple[float, ...]:
+    """The last place, in the order of returning, of a site whose whole gradient a narrow ReLU may
+    remove by chance.
 
-    A ReLU at or after the site does so for each example separately, one before the site by turning
-    everything that reaches the site to 0.
+    A ReLU does so for each example separately at the sites up to its own, and at all sites if it
+    turns everything that reaches it to 0.
     """
-    here = context.at(around)
-    return any(
-        "relu" in (context.site(site).activation, context.site(site).made_by)
-        and figures.figure(site, "units") < NARROW
-        and (context.at(site) >= here or all_off(context, figures, site))
-        and off_units(context, site) is None
+    relus = [
+        site
         for site in figures.sites
-    )
+        if "relu" in (context.site(site).activation, context.site(site).made_by)
+        and figures.figure(site, "units") < NARROW
+        and off_units(context, site) is None
+    ]
+    if any(all_off(context, figures, site) for site in relus):
+        return (math.inf,)
+    return max(map(context.at, relus), default=(-math.inf,))

@@ -8,6 +8,7 @@ the number of other sites is part of the evidence.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
@@ -393,7 +394,8 @@ def _source(
             f.site for f in feeds if f.role == Role.OUTPUT and not f.chosen and f.site in sites
         ]
     else:
-        found = [s for s in sites[:i] if figures.figure(s, "units") >= least][-1:]
+        before = (s for s in reversed(sites[:i]) if figures.figure(s, "units") >= least)
+        found = [*itertools.islice(before, 1)]
     found = [s for s in found if figures.figure(s, "units") >= least]
     return min(found, key=lambda s: figures.figure(s, "spread"), default="")
 
@@ -409,12 +411,13 @@ def _collapsed(context: RuleContext, figures: PassStats) -> list[_Fall]:
     head = context.last_with_parameters
     found: list[_Fall] = []
     spread = [figures.figure(s, "spread") for s in sites]
+    within = [0.0 if s in (head, "") else x for s, x in zip(sites, spread, strict=True)]
+    later = [*itertools.accumulate(reversed(within), max)][::-1]
     highest = 0.0
     for i, site in enumerate(sites):
         if site == head or site == "":
             break
         held = [p for p in context.parameters_of(site) if p.axes >= 2]
-        later = [x for s, x in zip(sites[i:], spread[i:], strict=True) if s not in (head, "")]
         wide = figures.figure(site, "units") >= WIDE and figures.figure(site, "examples") >= WIDE
         wide &= figures.figure(site, "flat") < 1  # the rank of what is constant is rounding
         fan = min((p.size / figures.figure(site, "units") for p in held), default=0)
@@ -428,7 +431,7 @@ def _collapsed(context: RuleContext, figures: PassStats) -> list[_Fall]:
         if source and held and spread[i] > 0 and site not in began:
             before = figures.figure(source, "spread")
             fell = spread[i] <= DROP * before and spread[i] <= SMALL
-            lasts = max(later, default=0.0) <= max(DROP * highest, spread[i] * 10)
+            lasts = later[i] <= max(DROP * highest, spread[i] * 10)
             if fell and lasts and not _shrinks_by_luck(context, figures, source, site):
                 found.append(_Fall(site, source, "deviation", before, spread[i]))
         highest = max(highest, spread[i])

@@ -72,10 +72,10 @@ def _casts(context: RuleContext, one: SiteFacts, called: list[SiteFacts]) -> Why
 
     If no module with parameters receives the output, it is a result, often cast on purpose.
     """
+    if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
+        return None
     inside = any(other is not one and is_within(other.site, one.site) for other in called)
     if inside or context.parameters_in(one.site) or one.declared or "Norm" in one.type:
-        return None
-    if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
         return None
     after = (s for s in called if s.order > one.order and context.parameters_of(s.site))
     receiver = next((s for s in after if s.entering), None)
@@ -366,7 +366,7 @@ def sinusoids(context: RuleContext) -> Iterator[Finding]:
 
 def _is_still(context: RuleContext, site: str, figures: PassStats) -> bool:
     """Whether most units of one vector per example hardly vary, in a pass whose examples differ."""
-    if site not in figures.sites or figures.varied != 1 or figures.figure(site, "positions") != 1:
+    if site not in figures.row_of or figures.varied != 1 or figures.figure(site, "positions") != 1:
         return False
     many = min(figures.figure(site, "units"), examined(figures.figure(site, "examples"))) >= MANY
     varies = figures.figure(site, "flat") < 1

@@ -118,8 +118,17 @@ class RuleContext:
         """The parameters of a site's module and of the modules in it."""
         key, _ = leaf_of(key)
         layer = layer_of(key)
-        path = layer[0] if layer else key.partition(":")[0]
-        return [p for s, ps in self.held.items() for p in ps if is_within(s, path)]
+        return self._held_within.get(layer[0] if layer else key.partition(":")[0], [])
+
+    @functools.cached_property
+    def _held_within(self) -> dict[str, list[ParameterFacts]]:
+        """Path of a module -> what it and the modules in it hold."""
+        out: dict[str, list[ParameterFacts]] = {}
+        for site, held in self.held.items():
+            around = (site[:end] for end, letter in enumerate(site) if letter == "/")
+            for path in dict.fromkeys(("", *around, site)):
+                out.setdefault(path, []).extend(held)
+        return out
 
     def read_in(self, key: str) -> list[ParameterFacts]:
         """What a site's module and the modules in it compute with: their parameters, and the
@@ -217,13 +226,18 @@ class RuleContext:
         return self._all_with_figures(site)[-LAST:]
 
     def _all_with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
-        return [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.sites]
+        return [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.row_of]
 
     @functools.cached_property
     def measured(self) -> list[str]:
         """The sites with figures, in order."""
         keys = {s: None for p in self.clean[-LAST:] if p.figures for s in p.figures.sites}
         return self.in_order(keys)
+
+    @functools.cached_property
+    def entrances(self) -> list[str]:
+        """The sites with figures that no other site feeds, in order."""
+        return [site for site in self.measured if not self.paths.feeds(site)]
 
     def windows(self, passes: Sequence[Pass]) -> list[list[Pass]]:
         """The first pass, and the last few: training may fix what a model began with."""
@@ -239,13 +253,13 @@ class RuleContext:
         """Which of the examined units have this mask set in all of the last passes."""
         found = self.with_figures(site)
         units = min(int(f.figure(site, "looked")) for _, f in found)
-        each = [bits_of(f.masks[f.sites.index(site)], mask)[:units] for _, f in found]
+        each = [bits_of(f.masks[f.row_of[site]], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
 
     def part_of(self, figures: PassStats, site: str, mask: str) -> float:
         """The fraction of the examined units that have this mask set in one pass."""
         units = int(figures.figure(site, "looked"))
-        return float(bits_of(figures.masks[figures.sites.index(site)], mask)[:units].mean())
+        return float(bits_of(figures.masks[figures.row_of[site]], mask)[:units].mean())
 
     def part_of_units(self, site: str, part: float) -> str:
         """`"50% of the 64 units of 'a'"`; if not all were examined, it counts those that were."""

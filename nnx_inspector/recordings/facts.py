@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.format import column, text_columns, texts_in
+from nnx_inspector.recordings.tree_rows import row_numbers
 from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
 from nnx_inspector.stats.gauges import (
     BYTES,
@@ -35,7 +36,6 @@ UNKNOWN: Final = -1
 
 KINDS: Final = ("", "relu", "tanh", "sigmoid", "gelu", "silu", "sinusoid")
 """The functions that are recognised; a sinusoid (sines, cosines or both) only by its output."""
-
 
 CHOICE: Final = 1
 """How a value enters another: only by a decision, such as an argmax, a comparison or a branch."""
@@ -252,8 +252,7 @@ class Facts:
         """The facts that `to_columns` was called on. Other columns are ignored.
 
         Raises:
-            InspectorError: a column is missing, has another dtype or shape, or does not fit the
-                others.
+            InspectorError: a column is missing, has another type, or does not fit the others.
         """
         try:
             found = Facts(
@@ -339,11 +338,20 @@ class PassStats:
         arrays = self.rows, self.masks, self.parameter_rows, self.choice_rows
         return 400 + sum(x.nbytes for x in arrays)
 
+    @functools.cached_property
+    def row_of(self) -> Mapping[str, int]:
+        """Site -> its row."""
+        return row_numbers(self.sites)
+
+    @functools.cached_property
+    def row_of_parameter(self) -> Mapping[str, int]:
+        """Path of a parameter -> its row."""
+        return row_numbers(self.parameters)
+
     def figure(self, site: str, name: str) -> float:
         """One figure of a site, NaN if there is none."""
-        if site not in self.sites:
-            return float("nan")
-        return float(self.rows[self.sites.index(site), SITE_FIGURES.index(name)])
+        row = self.row_of.get(site)
+        return float("nan") if row is None else float(self.rows[row, SITE_FIGURES.index(name)])
 
     @functools.cached_property
     def of_choices(self) -> Mapping[str, Float[np.ndarray, "row figure"]]:
@@ -360,19 +368,11 @@ class PassStats:
 
     def parameter(self, path: str, name: str) -> float:
         """One figure of a parameter, NaN if there is none."""
-        if path not in self.parameters:
-            return float("nan")
-        at = self.parameters.index(path), PARAMETER_FIGURES.index(name)
-        return float(self.parameter_rows[at])
-
-
-def _of_choices(rows: np.ndarray) -> np.ndarray:
-    """All figures of softmaxes that choose but the greatest logit, which may have any sign."""
-    return np.delete(rows, CHOICE_FIGURES.index("logit"), axis=1)
+        row, column = self.row_of_parameter.get(path), PARAMETER_FIGURES.index(name)
+        return float("nan") if row is None else float(self.parameter_rows[row, column])
 
 
 _COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "looked", "positions")]
-_LOOKED, _UNITS = SITE_FIGURES.index("looked"), SITE_FIGURES.index("units")
 
 
 def stats_of(columns: Mapping[str, object], named: Callable[[np.ndarray], list[str]]) -> PassStats:
@@ -413,15 +413,13 @@ def invalid_reason(figures: PassStats) -> str:
         whole = (counts >= 1) & (counts <= 2.0**53) & (counts == np.trunc(counts))
     if not whole.all():
         return "a count is not a whole number from 1 to 2**53"
-    looked, there = figures.rows[:, _LOOKED], figures.rows[:, _UNITS]
+    looked, there = (figures.rows[:, SITE_FIGURES.index(name)] for name in ("looked", "units"))
     if (looked > there).any() or (looked > 8 * BYTES).any():
         return "more units were examined than there are"
-    negative = figures.rows < 0, figures.parameter_rows < 0, _of_choices(figures.choice_rows) < 0
-    if any(one.any() for one in negative):
+    unsigned = np.delete(figures.choice_rows, CHOICE_FIGURES.index("logit"), axis=1)
+    if any((one < 0).any() for one in (figures.rows, figures.parameter_rows, unsigned)):
         return "a figure is negative"
-    if len(set(figures.sites)) < len(figures.sites) or len(set(figures.parameters)) < len(
-        figures.parameters
-    ):
+    if any(len(set(names)) < len(names) for names in (figures.sites, figures.parameters)):
         return "a name occurs twice"
     return "" if figures.varied in (-1, 0, 1) else "a flag is not -1, 0 or 1"
 

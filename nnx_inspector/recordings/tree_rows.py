@@ -15,6 +15,7 @@ one; otherwise only the whole stack has figures, and a reason is given. Imports 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -93,6 +94,12 @@ def name_below(path: str, site: str) -> str:
     """
     path, site = ((layer_of(key) or (key,))[0] for key in (path, site))
     return re.sub(r"\\(.)", r"\1", path[len(site) :].removeprefix("/"))
+
+
+@functools.lru_cache(maxsize=16)  # the passes of a recording have the same names
+def row_numbers(names: tuple[str, ...]) -> Mapping[str, int]:
+    """Name -> its number among some."""
+    return {name: number for number, name in enumerate(names)}
 
 
 def layer_key(site: str, layer: int) -> str:

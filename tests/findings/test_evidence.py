@@ -9,8 +9,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
+import made_up
 import numpy as np
 import pytest
+from call_counts import count_calls
 from made_up import chain, of
 
 from nnx_inspector.findings.evidence import BEYOND, gain_by_luck, tail
@@ -197,3 +199,37 @@ def test_random_layers_rarely_change_a_signal_by_more_than_luck(width: int) -> N
     beyond = (gains > np.log(gain_by_luck([width] * depth))).mean()
     assert beyond <= 0.002
     assert BEYOND > 3
+
+
+def in_a_chain(count: int, width: int, **figures: float) -> Recording:
+    """A recording of many passes through as many sites; the figures are of each parameter."""
+    sites = tuple(f"blocks/{i}" for i in range(count))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made_up, "SITES", sites)
+        model = made_up.Model(kind="watch")
+        for site in sites:
+            model.sites[site].update(units=width, looked=width)
+            model.facts[site]["activation"] = "relu"
+            model.told[site] |= {"gradient": 0.1, "graded": 1.0, "update": 1e-3, **figures}
+        return model.recording(8)
+
+
+@pytest.mark.parametrize("graded", [0.0, 1.0])
+def test_twice_as_many_sites_are_twice_the_work(graded: float) -> None:
+    runs = [in_a_chain(count, 32, graded=graded, gradient=graded, same=1) for count in (100, 200)]
+    few, many = (count_calls(lambda run=run: diagnose(run)) for run in runs)
+    assert 10_000 < few < many < 2.2 * few  # 2.5 or more if a rule looks at all sites for each
+
+
+def test_passes_with_the_same_names_share_the_numbers_of_their_rows() -> None:
+    one, other = (one.figures for one in in_a_chain(3, 32).passes[:2])
+    assert one is not None
+    assert other is not None
+    assert one.row_of is other.row_of
+    assert one.row_of_parameter is other.row_of_parameter
+    assert dict(one.row_of) == {"blocks/0": 0, "blocks/1": 1, "blocks/2": 2}
+
+
+def test_luck_has_a_number_for_any_depth() -> None:
+    assert 0 < 1 / gain_by_luck([1.0] * 5000) < 1e-200
+    assert [str(one) for one in diagnose(in_a_chain(700, 1))] == []
