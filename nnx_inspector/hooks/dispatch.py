@@ -216,7 +216,7 @@ def _dispatch(
         if _is_same_call(name, function, module):
             # super().name(...), or the function inside a decorated method
             names = _thread.frames[-1].names
-            with contextlib.nullcontext() if names is None else names.named():
+            with contextlib.nullcontext() if names is None else names.name_operations():
                 return _as_function(original)(*args, **kwargs)
         made_at = linen.made_by_to_linen(module)
         if made_at is not None:
@@ -288,7 +288,7 @@ def _with_names(names: operations.OperationNames, call: _HookedCall) -> Function
                 names.trails.put(array, FIXED)
         for value, trail in zip((*args, *kwargs.values()), names.argument_trails, strict=False):
             names.trails.put(value, trail)
-        with names.named():
+        with names.name_operations():
             out = run(*args, **kwargs)
         names.result_trail = names.trails.of(out)
         return out

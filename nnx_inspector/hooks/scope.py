@@ -97,7 +97,7 @@ class Scope:
 
     def path_of(self, module: nnx.Module) -> Path | None:
         """The module's path. A view (`nnx.view`: the same Variables) has that of its original."""
-        known = self._known(module)
+        known = self._known_path(module)
         if known is not None or type(module) not in self.types:
             return known
         ref = self._no_views.get(id(module))
@@ -120,12 +120,12 @@ class Scope:
             if not any(part is module for _, part in iter_modules(tree)):
                 continue
             for original, part in counterparts(own, tree):
-                path = self._known(original)
+                path = self._known_path(original)
                 if path is not None:
                     self._copies[id(part)] = (weakref.ref(part), path)
-        return self._known(module)
+        return self._known_path(module)
 
-    def _known(self, module: object) -> Path | None:
+    def _known_path(self, module: object) -> Path | None:
         for known in (self._paths, self._copies):
             entry = known.get(id(module))
             if entry is not None and entry[0]() is module:
@@ -211,7 +211,7 @@ class Scope:
     def copy_paths(self, own: Iterable[object], copy: Iterable[object]) -> None:
         """Give the copies of NNX objects, in the same order, the paths of their originals."""
         for module, stand_in in zip(own, copy, strict=True):
-            path = self._known(module) if isinstance(module, nnx.Module) else None
+            path = self._known_path(module) if isinstance(module, nnx.Module) else None
             if path is not None:
                 self._copies[id(stand_in)] = (weakref.ref(stand_in), path)
 
@@ -240,7 +240,7 @@ class Scope:
         state (unless it has the same Variables: a view). `moved` says that a transform replaced its
         own stand-in by this module. A `path` of None means an unknown origin (an older graphdef).
         """
-        if self._known(module) is not None or type(module) not in self.types:
+        if self._known_path(module) is not None or type(module) not in self.types:
             return
         tree = (
             MergedParameters() if moved or path in (None, CLONE) else self._parameters.read(module)

@@ -124,7 +124,7 @@ class Walk:
         self.collect(module, ())
         self._found.values.extend(map(raw_value, self._found.variables))
 
-    def whole(self) -> Contents:
+    def contents(self) -> Contents:
         return self._found
 
     def part(self, module: object) -> Contents | None:
@@ -223,7 +223,7 @@ def shared_contents(module: object) -> Iterator[Contents]:
     outer, found = _open_walks.walks, _contents_in_walk(module)
     if found is None:
         walk = Walk(module)
-        found, _open_walks.walks = walk.whole(), (walk, *outer)
+        found, _open_walks.walks = walk.contents(), (walk, *outer)
     try:
         yield found
     finally:
@@ -233,7 +233,7 @@ def shared_contents(module: object) -> Iterator[Contents]:
 def contents(module: object) -> Contents:
     """The Variables of a module and of its children, a shared one once."""
     found = _contents_in_walk(module)
-    return Walk(module).whole() if found is None else found
+    return Walk(module).contents() if found is None else found
 
 
 def contents_at(

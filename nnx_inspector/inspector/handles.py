@@ -382,7 +382,7 @@ class Handles:
 
     def _setting(self, layout: _Assigned, needs: Sequence[_Needs]) -> Setting:
         """The setting of these handles, with the places of all."""
-        data = [place.nothing() for place in layout.places]
+        data = [place.off_data() for place in layout.places]
         for one in needs:
             at = layout.owners.get(one.handle.id)
             if at is not None and layout.places[at] == one.place:

@@ -142,7 +142,7 @@ class Loops(LoopCallbacks):
         return {
             site: Stack(count, stacks[site])
             for site, count in layers_with_rows(stacks).items()
-            if tuple(map(abs, reach.turns(site)[:1])) == (stacks[site],)
+            if tuple(map(abs, reach.scan_lengths(site)[:1])) == (stacks[site],)
         }
 
     @property

@@ -192,7 +192,7 @@ class PerturbableSites:
                 if rows:
                     check_layers(site, rows, tuple(map(abs, lengths)))
 
-    def turns(self, site: str) -> tuple[int, ...]:
+    def scan_lengths(self, site: str) -> tuple[int, ...]:
         """The iterations of each scan around a site, outermost first; negative in reverse."""
         found = self._marks.get((site, OUTPUT), [])
         return found[0][1] if found else ()

@@ -48,7 +48,7 @@ from nnx_inspector.perturbations.perturbed import (
     perturb_at_marks,
 )
 from nnx_inspector.perturbations.places import (
-    apply_in_place,
+    apply_with_sharding,
     data_of,
     misfit_error,
     no_array_error,
@@ -107,7 +107,7 @@ class _HostNumber:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Numbers:
+class _RegionNumbers:
     """A perturbation whose numbers enter a program where it is launched. Equal ones share compiled
     programs.
 
@@ -115,25 +115,25 @@ class _Numbers:
         token: the name of the numbers.
         fixed: for a region within a trace, the numbers themselves: the program runs after the
             region.
-        met: what its programs perturb; empty within a trace.
+        seen: the shapes of what its programs perturb; empty within a trace.
     """
 
     token: Value
     treedef: Treedef
     avals: tuple[jax.ShapeDtypeStruct, ...]
     fixed: tuple[bytes, ...] | None
-    met: _PerturbedShapes = dataclasses.field(compare=False)
+    seen: _PerturbedShapes = dataclasses.field(compare=False)
 
     def read(self) -> tuple[Any, Perturbation]:
         """Whether it is on, and the perturbation, with the numbers that a program reads."""
         found = self._fixed()
         if found is None and jit.is_tracing():
-            found = [self._given(i, kind) for i, kind in enumerate(self.avals)]
+            found = [self._program_input(i, kind) for i, kind in enumerate(self.avals)]
         on, *leaves = _numbers[self.token] if found is None else found
         return on, jax.tree.unflatten(self.treedef, leaves)
 
-    def _given(self, number: int, kind: Any) -> jax.Array:
-        # the program keeps what it has met alive as long as it may run
+    def _program_input(self, number: int, kind: Any) -> jax.Array:
+        # the program keeps what it has seen alive as long as it may run
         place = self.token, number, self
         otherwise = _HostNumber(self.token, number, kind)
         kind = ShapedArray(kind.shape, kind.dtype)
@@ -146,7 +146,7 @@ class _Numbers:
         why = misfit_error(known, site, x)
         if why is not None:
             raise why
-        self.met.shapes.add(tuple(x.shape))
+        self.seen.shapes.add(tuple(x.shape))
 
     def _fixed(self) -> Sequence[Value] | None:
         if self.fixed is None:
@@ -159,7 +159,7 @@ class _Numbers:
 class _Perturb:
     """The hook of `perturb` at a site, in all its calls."""
 
-    numbers: _Numbers
+    numbers: _RegionNumbers
 
     def __call__(
         self, next_fun: Function, args: tuple[Value, ...], kwargs: Kwargs, context: Context
@@ -171,13 +171,13 @@ class _Perturb:
         if one.at == OUTPUT:
             out = next_fun(*args, **kwargs)
             arrays = jax.tree.leaves(out, is_leaf=is_whole)
-            return with_leaves(out, self._each(one, on, arrays, site, call), is_whole)
+            return with_leaves(out, self._perturb_leaves(one, on, arrays, site, call), is_whole)
         arrays = jax.tree.leaves((args, kwargs), is_leaf=is_whole)
-        new = self._each(one, on, arrays, site, call)
+        new = self._perturb_leaves(one, on, arrays, site, call)
         args, kwargs = with_arguments(args, kwargs, new, is_whole)
         return next_fun(*args, **kwargs)
 
-    def _each(
+    def _perturb_leaves(
         self, one: Perturbation, on: Value, leaves: list[Value], site: str, call: int
     ) -> list[Value]:
         """The leaves of what a module returns or receives, with the arrays perturbed."""
@@ -189,7 +189,7 @@ class _Perturb:
                 x = jnp.asarray(leaf)
                 self.numbers.check(one, site, x)
                 act = functools.partial(_apply_named, name=f"{site}/{call}/{number}")
-                changed = apply_in_place(act, x, one)
+                changed = apply_with_sharding(act, x, one)
                 # off only if a program outlives its region: then nobody gives it numbers
                 new[index] = jnp.where(on, changed, x) if jit.is_tracer(on) else changed
                 number += 1
@@ -242,7 +242,7 @@ class _PerturbLayer:
     Only the loop over a stack knows which layer runs, so it has to be within the call.
     """
 
-    numbers: _Numbers
+    numbers: _RegionNumbers
     rows: tuple[int, ...]
     selection: Selection
 
@@ -260,7 +260,7 @@ class _PerturbLayer:
             if ensemble is not None and not around:
                 around = ((ensemble.number, ensemble.count),)
             if not around:
-                raise self._outside(mark.site)
+                raise self._no_loop_error(mark.site)
             return act(mark, values, around)
 
         plan, counts = Plan(summarise=False, perturb=perturb), dict[tuple[str, str], int]()
@@ -291,7 +291,7 @@ class _PerturbLayer:
             self.numbers.check(one, mark.site, x)
 
     @property
-    def _chosen(self) -> str:
+    def _layer_text(self) -> str:
         return "".join(f"[{i}]" for i in self.rows)
 
     def _require_stack(self, module: object) -> None:
@@ -300,13 +300,13 @@ class _PerturbLayer:
         for site in sites:
             if isinstance(site.module, nnx.List) and self.selection.matches_key(site.key):
                 raise ValueError(
-                    f"{self._chosen} chooses a layer of a stacked module, and {site.key!r} is a "
-                    f"list of modules. Name one of them by its path: '{site.key}/0'."
+                    f"{self._layer_text} chooses a layer of a stacked module, and {site.key!r} is "
+                    f"a list of modules. Name one of them by its path: '{site.key}/0'."
                 )
 
-    def _outside(self, site: str) -> InspectorError:
+    def _no_loop_error(self, site: str) -> InspectorError:
         return InspectorError(
-            f"{site!r} is called here without a loop over layers around it, so {self._chosen} "
+            f"{site!r} is called here without a loop over layers around it, so {self._layer_text} "
             f"chooses none of its calls. If it is a module of a list, name it by its path. If the "
             f"loop is in your own function and not in the model's call, use nni.perturbed(f)"
             f"({{key: perturbation}}, ...), or insp.perturb."
@@ -363,21 +363,21 @@ def perturb(
     avals = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in leaves)
     if jit.is_tracing():
         fixed = tuple(leaf.tobytes() for leaf in leaves)
-        numbers = _Numbers("perturb", treedef, avals, fixed, _PerturbedShapes())
+        numbers = _RegionNumbers("perturb", treedef, avals, fixed, _PerturbedShapes())
         with _open_region(numbers, perturbation.at, rows, selection, scope, model):
             yield
         return
     base = (selection, rows, scope, treedef, avals, threading.get_ident())
     depths: dict[Any, int] = _open.__dict__.setdefault("depths", {})
     depth = depths.get(base, 0)
-    token, met = _token_for(perturbation, ("perturb", *base, depth))
+    token, seen = _token_for(perturbation, ("perturb", *base, depth))
     depths[base] = depth + 1
     _numbers[token] = leaves
     block = LaunchedMarks(
         token, Plan(summarise=False), given=lambda place: _numbers[token][place[1]]
     )
     try:
-        numbers = _Numbers(token, treedef, avals, None, met)
+        numbers = _RegionNumbers(token, treedef, avals, None, seen)
         with open_all(block), _open_region(numbers, perturbation.at, rows, selection, scope, model):
             yield
     finally:
@@ -389,22 +389,22 @@ def perturb(
 
 
 def _token_for(one: Perturbation, name: tuple[object, ...]) -> tuple[Any, _PerturbedShapes]:
-    """A name for numbers whose programs perturb only arrays that have the part chosen, and what
-    they met.
+    """A name for numbers whose programs perturb only arrays that have the part chosen, and the
+    shapes of these arrays.
 
     A program cannot raise. If the part is beyond an array of the programs of one name, the numbers
     get another one, so what is called in the region is traced again, and checked.
     """
     for number in itertools.count():
-        met = _shapes.setdefault((*name, number), _PerturbedShapes())
-        if met.fit(one):
-            return (*name, number), met
+        seen = _shapes.setdefault((*name, number), _PerturbedShapes())
+        if seen.fit(one):
+            return (*name, number), seen
     raise AssertionError
 
 
 @contextlib.contextmanager
 def _open_region(
-    numbers: _Numbers,
+    numbers: _RegionNumbers,
     at: str,
     rows: tuple[int, ...],
     selection: Selection,

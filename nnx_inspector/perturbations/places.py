@@ -64,7 +64,7 @@ class Place:
     avals: tuple[jax.ShapeDtypeStruct, ...]
     at: Literal["output", "input", "parameter"]
 
-    def nothing(self) -> Data:
+    def off_data(self) -> Data:
         """Data that leave the place off: False, and zeros for its numbers."""
         return (np.zeros((), np.bool_), *(np.zeros(a.shape, a.dtype) for a in self.avals))
 
@@ -106,7 +106,7 @@ def apply_if(
         one: the perturbation, a pytree; `change` closes over none of its arrays.
     """
     if not jit.is_tracer(on):  # lax.cond would compile again in every eager call
-        return apply_in_place(change, x, one) if bool(on) else x
+        return apply_with_sharding(change, x, one) if bool(on) else x
 
     def chosen(x: jax.Array, on: object, one: T) -> jax.Array:
         def changed(x: jax.Array) -> jax.Array:
@@ -119,7 +119,7 @@ def apply_if(
     return chosen(x, on, one) if _runs_user_function(one) else keeping_sharding(chosen, x, on, one)
 
 
-def apply_in_place(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Value:
+def apply_with_sharding(change: Callable[[jax.Array, T], jax.Array], x: jax.Array, one: T) -> Value:
     """`change(x, one)`, which lies on the devices as `x` does."""
     return change(x, one) if _runs_user_function(one) else keeping_sharding(change, x, one)
 
@@ -205,7 +205,7 @@ class Setting:
         out: list[Data] = []
         for place in places:
             index = next((i for i, (known, _) in enumerate(rest) if known == place), None)
-            out.append(place.nothing() if index is None else rest.pop(index)[1])
+            out.append(place.off_data() if index is None else rest.pop(index)[1])
         return out
 
     @property
@@ -229,9 +229,9 @@ class Setting:
 
     def has_same_effect(self, other: Setting) -> bool:
         """Whether two settings have the same effect, ignoring places that are off."""
-        return self._done().is_equivalent(other._done())
+        return self._without_off_places().is_equivalent(other._without_off_places())
 
-    def _done(self) -> Setting:
+    def _without_off_places(self) -> Setting:
         """The setting without the places that are off."""
         pairs = zip(self.places, self.data, strict=True)
         on = [(place, data) for place, data in pairs if bool(data[0])]

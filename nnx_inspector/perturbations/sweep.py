@@ -366,7 +366,7 @@ class _SweepProgram:
         for start in range(0, len(numbers), self.chunk):
             part = numbers[start : start + self.chunk]
             filled = np.pad(part, (0, self.chunk - len(part)), constant_values=NO_MASK)
-            is_on = self.masks.only(filled)
+            is_on = self.masks.one_hot(filled)
             clean = jax.tree.map(jax.device_put, clean, where)
             with without_hooks(lambda hook: True):  # the program contains their hooks
                 *found, clean = self.compiled(is_on, np.bool_(is_first), clean, self.data)
@@ -383,7 +383,7 @@ class _SweepProgram:
 def _compile(one: _SweepPass, chunk: int | None) -> _SweepProgram:
     """The program, with as many passes at once as were asked for or fit in memory."""
     data, count = one.data, len(one.masks.names) + 1
-    alone = {site: mask[0] for site, mask in one.masks.only(np.array([NO_MASK])).items()}
+    alone = {site: mask[0] for site, mask in one.masks.one_hot(np.array([NO_MASK])).items()}
     jaxpr, (_, results, _) = jax.make_jaxpr(one.run, return_shape=True)(alone, data)
     check = functools.partial(auto_sharded, one.changes)
     jax.eval_shape(check, results, results)  # raises for bad logits, before compiling
@@ -396,7 +396,7 @@ def _compile(one: _SweepPass, chunk: int | None) -> _SweepProgram:
         chunk = _even_size(count, min(MAX_CHUNK, most // max(1, peak_bytes(jaxpr))))
     chunk = min(chunk, count)
     while True:
-        is_on = one.masks.only(np.full(chunk, NO_MASK))
+        is_on = one.masks.one_hot(np.full(chunk, NO_MASK))
         try:
             lowered = jax.jit(one.program).lower(is_on, np.bool_(True), clean, data)
         except Exception as error:

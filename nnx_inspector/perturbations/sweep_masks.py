@@ -97,7 +97,7 @@ class SweepMasks:
     axis: int | None = None
     units: tuple[int, ...] = ()
 
-    def only(self, numbers: np.ndarray) -> ActiveMasks:
+    def one_hot(self, numbers: np.ndarray) -> ActiveMasks:
         """For each number, along a leading axis: that mask on and all others off."""
         masks: Params = {}
         for site, (first, lengths) in self.first.items():

@@ -143,7 +143,7 @@ def test_data_are_what_jax_computes_in():
     data = data_of(nni.Apply(jnp.add, (np.arange(3), 1.5, True, np.float64(2))))
     assert [d.dtype for d in data] == [np.int32, np.float32, np.bool_, np.float32]
     place = place_of(nni.Shift(UNITS, 2), ["a"])
-    assert [(d.shape, d.dtype) for d in place.nothing()] == [
+    assert [(d.shape, d.dtype) for d in place.off_data()] == [
         (d.shape, d.dtype) for d in place.data(nni.Shift(UNITS, 2), on=True)
     ]
 

@@ -90,16 +90,16 @@ class OperationNames:
         self.result_trail: Trail | None = None
 
     @contextlib.contextmanager
-    def named(self) -> Iterator[None]:
+    def name_operations(self) -> Iterator[None]:
         """Within the context each operation is named and passed on."""
         with hide_operations():
             _thread.names = self
             with interpreter.interpret_operations(
-                self._rule(len(jaxprs.current_named_scopes()), ())
+                self._make_rule(len(jaxprs.current_named_scopes()), ())
             ):
                 yield
 
-    def _rule(self, known: int, enclosing: tuple[str, ...]) -> Function:
+    def _make_rule(self, known: int, enclosing: tuple[str, ...]) -> Function:
         """The rule for what is below the first `known` scopes; `enclosing` are those around."""
 
         def rule(
@@ -116,7 +116,7 @@ class OperationNames:
             results: list[Trail | None] = []  # what is known of them
             if primitive.name in _ENTERED:
                 given = _body_trails(*one, [self.trails.of(v) for v in values])
-                enter = functools.partial(self._entered, scopes, one, given, results)
+                enter = functools.partial(self._enter_jaxpr, scopes, one, given, results)
                 entered = jaxprs.map_jaxprs(params, enter)
                 if entered is not params:
                     bind = functools.partial(_bind_entered, bind, values, entered)
@@ -125,10 +125,10 @@ class OperationNames:
                     body = params["body"]()
                 results = self.trails.within(body, values)
             if params.get("name") == kernels.FUNCTION and one[0] in _CUSTOM_DERIVATIVES:
-                self._fused(params["body"](), values)
+                self._visit_kernel(params["body"](), values)
             found = pattern_in(*one, values, self.trails)
             if found is not None:
-                run = self._visit(self._numbered(PATTERN), PATTERN, lambda x: x)
+                run = self._visit(self._add_number(PATTERN), PATTERN, lambda x: x)
                 values = values if run is None else found.replaced(values, run)
             # what computes a function's result is known by the function's name
             known_already = is_result or not values or one[0] in _MOVEMENTS
@@ -137,7 +137,7 @@ class OperationNames:
             run = (
                 None
                 if name is None
-                else self._visit(self._numbered(name), one[0], _as_operation(bind))
+                else self._visit(self._add_number(name), one[0], _as_operation(bind))
             )
             out = bind(values) if run is None else run(*values)
             several = out if isinstance(out, (list, tuple)) else [out]
@@ -152,20 +152,20 @@ class OperationNames:
 
         return rule
 
-    def _fused(self, body: object, values: Sequence[object]) -> None:
+    def _visit_kernel(self, body: object, values: Sequence[object]) -> None:
         pattern = kernels.kernel_pattern(body, values)
         if pattern is not None:
-            run = self._visit(self._numbered(PATTERN), kernels.KERNEL, lambda x: x)
+            run = self._visit(self._add_number(PATTERN), kernels.KERNEL, lambda x: x)
             if run is not None:
                 run(pattern())
 
-    def _numbered(self, name: str) -> str:
+    def _add_number(self, name: str) -> str:
         number = self._counts.get(name, 0)
         self._counts[name] = number + 1
         name = f"{name}[{number}]" if number else name
         return self._gates.get(name, name)
 
-    def _entered(
+    def _enter_jaxpr(
         self,
         scopes: tuple[str, ...],
         of: tuple[str, Params],
@@ -192,7 +192,7 @@ class OperationNames:
             for value, trail in zip(values, given, strict=False):
                 self.trails.put(value, trail)
             with interpreter.interpret_operations(
-                self._rule(len(jaxprs.current_named_scopes()), enclosing)
+                self._make_rule(len(jaxprs.current_named_scopes()), enclosing)
             ):
                 for equation in bare.eqns:
                     self._is_result = any(v in results for v in equation.outvars)
