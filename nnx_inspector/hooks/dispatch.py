@@ -70,16 +70,14 @@ _hooks_of_executable: weakref.WeakKeyDictionary[object, tuple[Hook, ...]] = (
 )
 
 
-def hook_openings(*hooks: Hook) -> tuple[Resource, ...]:
+def hook_resources(*hooks: Hook) -> tuple[Resource, ...]:
     """What opens hooks around every module call of this thread, inside those already open."""
     return (wrapping.Installation(_CALLBACKS), AddedHooks(hooks)) if hooks else ()
 
 
-@contextlib.contextmanager
-def add_hooks(*hooks: Hook) -> Iterator[None]:
+def add_hooks(*hooks: Hook) -> contextlib.AbstractContextManager[None]:
     """Open hooks around every module call of this thread, inside those already open."""
-    with open_all(*hook_openings(*hooks)):
-        yield
+    return open_all(*hook_resources(*hooks))
 
 
 def installation() -> Resource:

@@ -229,11 +229,9 @@ class _ReplacedHooks:
             self._named.close()
 
 
-@contextlib.contextmanager
-def replace_hooks(hooks: tuple[Hook, ...]) -> Iterator[None]:
+def replace_hooks(hooks: tuple[Hook, ...]) -> contextlib.AbstractContextManager[None]:
     """Make these the open hooks, in place of those open before: within a call, or a thread."""
-    with open_all(_ReplacedHooks(hooks)):
-        yield
+    return open_all(_ReplacedHooks(hooks))
 
 
 def change_hooks(change: Callable[[Hook], Hook], restored: Callable[[], None]) -> None:

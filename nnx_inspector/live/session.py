@@ -22,7 +22,7 @@ from flax import nnx
 from nnx_inspector._compat.launching.programs import ProgramListener
 from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.background import Worker, weak_method
-from nnx_inspector.hooks.dispatch import ScopeTagging, hook_openings
+from nnx_inspector.hooks.dispatch import ScopeTagging, hook_resources
 from nnx_inspector.hooks.hook import TAP_OUTPUT, Hook
 from nnx_inspector.hooks.scope import Scope, scope_of
 from nnx_inspector.hooks.sites import CALL, Only, Selection, methods, module_sites, site_key
@@ -444,7 +444,7 @@ class Session:
         """
         if self.disagreement:
             return ()
-        hooks = hook_openings(self.hook(self.places))
+        hooks = hook_resources(self.hook(self.places))
         listening, fast = CallLogging(self._calls), ProgramListener()
         return (
             _ScopeReport(self, self._scope),
