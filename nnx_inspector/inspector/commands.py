@@ -14,13 +14,13 @@ from nnx_inspector.background import weak_method
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handles
 from nnx_inspector.inspector.nnx.page import Pages
-from nnx_inspector.inspector.panels import look
-from nnx_inspector.inspector.passes.operations import selected
+from nnx_inspector.inspector.panels import answer_look
+from nnx_inspector.inspector.passes.operations import select_operations
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.studies.studies import Studies
 from nnx_inspector.inspector.targets import Targets
-from nnx_inspector.inspector.values.reading import positions_message, read_values
+from nnx_inspector.inspector.values.requests import positions_message, read_values
 from nnx_inspector.perturbations.activations import Mask
 from nnx_inspector.perturbations.places import AnyPerturbation
 from nnx_inspector.screen import protocol
@@ -60,7 +60,7 @@ class Commands(RequestHandler):
         for worker in self.workers:
             core.closing.callback(worker.close)
         core.closing.callback(weak_method(pages.forget))
-        core.closing.callback(core.opening.cache.clear)
+        core.closing.callback(core.array_reader.cache.clear)
 
     def interpret(self, message: object) -> tuple[AnyPerturbation | None, str]:
         """See `RequestHandler`."""
@@ -89,7 +89,7 @@ class Commands(RequestHandler):
         return flow_of(self._core.trace, layout, message.site, number=message.id), None
 
     def _show_operations(self, message: protocol.ShowOperations, _: object) -> None:
-        self._rerun.show(selected(self._core, message.site, shown=message.shown))
+        self._rerun.show_sites(select_operations(self._core, message.site, shown=message.shown))
 
     def _layout_library(self, _: protocol.GetLayoutLibrary, __: object) -> Answer:
         return protocol.LayoutLibrary(), asset("layout.js").encode()
@@ -98,27 +98,27 @@ class Commands(RequestHandler):
         """See `RequestHandler`; a saved page answers with the same."""
         answer = super().compare(message, _)
         if answer is not None:
-            self._core.compared[f"{message.number} {message.pinned}"] = answer
+            self._core.comparisons[f"{message.number} {message.pinned}"] = answer
         return answer
 
     def _read_values(self, message: protocol.ShowValues | protocol.ReadValues, _: object) -> Answer:
         answer = read_values(self._core, message)
-        self._core.opened.keep(message, answer)
+        self._core.page_values.keep(message, answer)
         return answer
 
 
 Commands.table = {
     protocol.Select: lambda c, m, _: c._core.select(m.site),
     protocol.ChooseExample: lambda c, m, _: c._core.view.set_first_example(m.example),
-    protocol.ChooseBatch: lambda c, m, _: c._rerun.choose(m.which),
+    protocol.ChooseBatch: lambda c, m, _: c._rerun.rerun_last(m.which),
     protocol.Perturb: Commands._perturb,
     protocol.SetMask: Commands._set_mask,
     protocol.Adjust: Commands._adjust,
     protocol.SwitchAll: lambda c, m, _: c._core.handles.switch_all(m.enabled),
     protocol.Remove: lambda c, m, _: c._core.handles.get(m.perturbation).remove(),
-    protocol.StartSweep: lambda c, m, one: c._sweeps.queue(c._sweeps.wanted(m.sites, one)),
+    protocol.StartSweep: lambda c, m, one: c._sweeps.queue(c._sweeps.request(m.sites, one)),
     protocol.StopSweep: lambda c, _, __: c._sweeps.stop(),
-    protocol.Study: lambda c, m, _: c._studies.ask(m),
+    protocol.Study: lambda c, m, _: c._studies.start(m),
     protocol.StopStudy: lambda c, _, __: c._studies.stop(),
     protocol.SwitchMode: lambda c, m, _: c._pages.switch(m.module, m.name, m.value),
     protocol.ShowPass: lambda c, m, _: c._core.view.show_pass(m.number, m.site),
@@ -126,7 +126,7 @@ Commands.table = {
     protocol.ShowOperations: Commands._show_operations,
     protocol.GetLayoutLibrary: Commands._layout_library,
     protocol.ShowNnx: lambda c, m, _: (c._pages.page(m.site, m.id), None),
-    protocol.Look: lambda c, m, _: look(c._core, m),
+    protocol.Look: lambda c, m, _: answer_look(c._core, m),
     protocol.Compare: Commands.compare,
     protocol.ShowValues: Commands._read_values,
     protocol.ReadValues: Commands._read_values,

@@ -37,10 +37,10 @@ from nnx_inspector.inspector.metrics import Metrics
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.switches import Switches
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.pass_request import PassRequest, Shown
-from nnx_inspector.inspector.passes.programs import OwnedPasses
-from nnx_inspector.inspector.values.kept import KeptValues
-from nnx_inspector.inspector.values.opening import Opening, attentions, embeds
+from nnx_inspector.inspector.passes.owned_passes import OwnedPasses
+from nnx_inspector.inspector.passes.pass_request import PassRequest, ShownPass
+from nnx_inspector.inspector.values.array_reader import ArrayReader, attention_counts, takes_ids
+from nnx_inspector.inspector.values.page_values import PageValues
 from nnx_inspector.live.pass_stats import (
     PassStatsBuilder,
     Summaries,
@@ -83,33 +83,33 @@ class Core:
 
     Attributes:
         entry: how the model is called in a pass without a loss.
-        given: the sites that the user selected.
+        user_selection: the sites that the user selected.
         parameters: whether parameters are measured.
         states: the arrays of optimizers that loops measure, with the type of each.
         selection: the sites that are shown.
-        watched: the model that loops watch, as the user gave it.
+        watched_model: the model that loops watch, as the user gave it.
         model: the same model, with the state that passes use.
         example: the last forward pass that was requested.
-        stepped: the last pass of a loss that was requested.
+        last_step: the last pass of a loss that was requested.
         request: the last pass that was requested.
         shown: the last pass that was made for the screen.
         trace: the calls of the example.
         stacks: its stacked sites, with how many of their layers have sites of their own.
         missing: which selected operation the example does not have, in words; or "".
-        eager: why the pass on screen was not traced; "" if it was.
+        why_eager: why the pass on screen was not traced; "" if it was.
         step: the step of the running loop, otherwise the last step shown.
-        settings: the number of the last pass with perturbations; it grows when they change.
+        setting_number: the number of the last pass with perturbations; it grows when they change.
         looping: whether a loop is being watched.
         pending: whether there is a change that the loop has not adopted yet.
-        studying: held while a sweep or a study runs.
-        opening: opens the arrays of a site.
+        study_lock: held while a sweep or a study runs.
+        array_reader: reads the arrays of a site.
         batch: the batch of a pass, read once per pass.
         embedded: the inputs of a program that its embeddings receive, found once per program.
-        apart: the sites of a program without words, see `batch.apart`.
-        positions: by site, the figures of a text that the screen has shown of this batch.
-        opened: the values that the screen has shown.
-        compared: the comparisons of two passes that the screen has shown, by their numbers.
-        found: gives the present findings, as the rules give them.
+        unaligned: the sites of a program without words, see `batch.unaligned_sites`.
+        position_answers: by site, the figures of a text that the screen has shown of this batch.
+        page_values: the values that the screen has shown.
+        comparisons: the comparisons of two passes that the screen has shown, by their numbers.
+        current_findings: gives the present findings, as the rules give them.
         recorder: records and shows the measured steps of a loop, while the loop goes on.
         parts: the parts, kept here so that a handle or a loop keeps all of them alive.
         closing: callbacks for closing, or for when nothing holds the core any more. None of them
@@ -124,24 +124,24 @@ class Core:
         inputs: BatchReader | None = None,
     ):
         began = time.monotonic()
-        self.watched = self.model = model
+        self.watched_model = self.model = model
         self.inputs = inputs or BatchReader()
         self.entry, self.example, self.request = example.entry, example, example
-        self.stepped: PassRequest | None = None
+        self.last_step: PassRequest | None = None
         self._passes: dict[Selection, OwnedPasses] = {}
         self._waiting: dict[str, tuple[str, float]] = {}
-        self.given = selection
-        self.choose(selection)
+        self.user_selection = selection
+        self.select_sites(selection)
         self.modes = Modes(model)
         self._links = module_links(model)
         example.require_there()
         require_not_deleted((call := self.call()).parts.leaves, "The model", model)
         self.trace, self.missing = self.programs.read(call, self._first_trace)
-        self.shown: Shown | None = None
-        self.eager = ""
+        self.shown: ShownPass | None = None
+        self.why_eager = ""
         self.lock = threading.RLock()
-        self.recorder = Worker("nnx_inspector.recording", weak_method(self._not_recorded))
-        self.studying = threading.Lock()
+        self.recorder = Worker("nnx_inspector.recording", weak_method(self._recording_failed))
+        self.study_lock = threading.Lock()
         self.closed = self.looping = self.pending = False
         self.parameters, self.states = True, dict[str, str]()
         self.step = 0
@@ -149,32 +149,32 @@ class Core:
         self.recording = Recording()
         if self.entry.where is not None:
             self.recording.count_where(self.entry.where.words)
-        self.opening = Opening()
+        self.array_reader = ArrayReader()
         self.batch: tuple[PassRequest, protocol.Inputs] | None = None
         self.embedded: tuple[CachedTrace, dict[int, dict[str, bool]]] | None = None
-        self.apart = weakref.WeakKeyDictionary[CachedTrace, tuple[str, ...]]()
-        self.positions: dict[str, Answer] = {}
-        self.opened = KeptValues()
-        self.compared: dict[str, Answer] = {}
-        self.settings, self._setting = 0, CLEAN
+        self.unaligned = weakref.WeakKeyDictionary[CachedTrace, tuple[str, ...]]()
+        self.position_answers: dict[str, Answer] = {}
+        self.page_values = PageValues()
+        self.comparisons: dict[str, Answer] = {}
+        self.setting_number, self._setting = 0, CLEAN
         self.handles = Handles()
         self.meter = Meter(weak_method(self._step_of_the_loop))
         self.metrics = Metrics(self.recording, self.notice)
         self.effect: Callable[[], tuple[protocol.Effect | None, str]] = lambda: (None, "")
-        self._warned: dict[str, bool] = {}  # text -> whether the warning was given
+        self._warning_given: dict[str, bool] = {}  # text -> whether the warning was given
         self.view = Presenter(self._snapshot)
         self._stats_builder = PassStatsBuilder()
         self._profile: Profile | None = None
         self._unseen: Mapping[str, str] = {}
-        self.found: Callable[[], list[Finding]] = list
+        self.current_findings: Callable[[], list[Finding]] = list
         self.closing = contextlib.ExitStack()
         self.closing.callback(self.view.close)
         self.closing.callback(self.meter.close)
         self.closing.callback(self.recorder.close)
         # at exit the comms are closed already, and `background` ends the threads
         weakref.finalize(self, self.closing.close).atexit = False
-        self.take_trace(self.trace)
-        if self.spread:
+        self.show_trace(self.trace)
+        if self.in_all_processes:
             self.notice("info", several_processes_text("The example"))
         self.meter.waited["tree_seconds"] = time.monotonic() - began
 
@@ -201,7 +201,7 @@ class Core:
             ),
         }
 
-    def wait_for(self, who: str, what: str = "") -> None:
+    def show_waiting(self, who: str, what: str = "") -> None:
         """Show that a part of the inspector waits for something; "" for nothing any more."""
         if self._waiting.get(who, ("", 0.0))[0] != what:
             if what and not self.closed:
@@ -239,9 +239,9 @@ class Core:
         """Use another model of an equal structure for passes."""
         self.model = self.modes.model = model
         self._links = module_links(model)
-        self.take_trace(self.trace)
+        self.show_trace(self.trace)
 
-    def has_changed(self) -> bool:
+    def modules_have_changed(self) -> bool:
         """Whether a module was added, removed, replaced or moved since the last time."""
         before, links = self._links, module_links(self.model)
         if links is None:  # flax did not finish: what the model would have been, is not known
@@ -249,27 +249,27 @@ class Core:
         self._links = links
         return links != before
 
-    def choose(self, selection: Selection) -> None:
+    def select_sites(self, selection: Selection) -> None:
         """Select other sites, without showing them yet. What was compiled for a selection stays."""
         passes = self._passes.get(selection)
         if passes is None:
-            passes = self._passes[selection] = OwnedPasses((), selection, self.watched)
-            passes.waits = weak_method(self.wait_for)
+            passes = self._passes[selection] = OwnedPasses((), selection, self.watched_model)
+            passes.on_wait = weak_method(self.show_waiting)
         self.selection, self.programs = selection, passes
 
     def call(self) -> Call:
         """The last requested pass, with the present model and modes."""
         return self.request.call(self.model, self.modes.switches())
 
-    def keep(self, request: PassRequest) -> None:
+    def set_request(self, request: PassRequest) -> None:
         """Take a pass for the last one, and for the last of its kind."""
         self.request = request
         if request.loss_fn is None:
             self.example = request
         else:
-            self.stepped = request
+            self.last_step = request
 
-    def made(self, which: str) -> PassRequest:
+    def last_request(self, which: str) -> PassRequest:
         """The last forward pass ("run"), or the last step.
 
         Raises:
@@ -277,7 +277,7 @@ class Core:
         """
         if self.looping:
             raise InspectorError("A loop is running. Another batch can be chosen after it.")
-        request = self.example if which == "run" else self.stepped
+        request = self.example if which == "run" else self.last_step
         if request is None:
             raise InspectorError("There was no step yet: insp.step(loss_fn, batch) makes one.")
         return request
@@ -287,7 +287,7 @@ class Core:
         return self.example.call(self.model, self.modes.switches())
 
     @property
-    def spread(self) -> bool:
+    def in_all_processes(self) -> bool:
         """Whether a pass must run in all processes of a job; then none is made unasked."""
         if jax.process_count() == 1:
             return False
@@ -295,12 +295,12 @@ class Core:
         with call.configuration.applied():  # with its mesh, in any thread
             return spans_processes(call.arrays)
 
-    def require_here(self, what: str) -> None:
+    def require_one_process(self, what: str) -> None:
         """Raise an InspectorError if a pass must run in all processes of a job."""
-        if self.spread:
+        if self.in_all_processes:
             raise InspectorError(several_processes_text(what))
 
-    def learn(self) -> None:
+    def record_facts(self) -> None:
         """Give the recording the facts of the model and the last requested pass, once."""
         known = self.recording.facts_so_far
         if known is None or not known.sites:
@@ -312,7 +312,7 @@ class Core:
         """The trace of the example, with the present model and modes."""
         return self.programs.read(self.example_call(), trace_of)
 
-    def take_trace(self, found: Trace) -> None:
+    def show_trace(self, found: Trace) -> None:
         """Show the sites of a trace from now on."""
         # the trace may be of a view with other modes; the rows are the model's own modules
         modules = found.modules
@@ -321,7 +321,7 @@ class Core:
             modules = (*own.values(), *(site for site in modules if site.path not in own))
         self.trace = dataclasses.replace(found, modules=modules)
         self.stacks = layers_with_rows(stacks_of(self.trace))
-        self.programs.extend([*(c.site for c in found.calls), *(site.key for site in modules)])
+        self.programs.add_keys([*(c.site for c in found.calls), *(site.key for site in modules)])
         self.show_layout({})
 
     def show_layout(self, unseen: Mapping[str, str]) -> None:
@@ -329,13 +329,13 @@ class Core:
         self._unseen = unseen
         rows = rows_of(self.trace, unseen=unseen, states=self.states)
         rows = rows if self._profile is None else self._profile.shown_in(rows)
-        attending = tuple(site for site, n in attentions(self.trace.calls).items() if n)
+        attending = tuple(site for site, n in attention_counts(self.trace.calls).items() if n)
         layout = protocol.Layout(
             layout=self.view.layouts + 1,
             model=type(self.model).__name__,
             sites=rows,
             attending=attending,
-            sequences=bool(attending) or embeds(self.trace, self.example),
+            sequences=bool(attending) or takes_ids(self.trace, self.example),
             where=self.recording.where,
         )
         self.view.set_layout(layout)
@@ -362,16 +362,16 @@ class Core:
             words = switches.in_words()
             text = f"Modes for inspected passes: {words}. A watched loop uses the model's own."
             lasting_notices.append(text)
-        if self.eager:
+        if self.why_eager:
             lasting_notices.append(
-                f"The pass ran eagerly, line by line: {self.eager}. FLOPs and dataflow are "
+                f"The pass ran eagerly, line by line: {self.why_eager}. FLOPs and dataflow are "
                 f"unknown, and findings that need the program are missing."
             )
         self.view.lasting_notices = tuple(
             protocol.Notice(level="info", text=text, site=None) for text in lasting_notices
         )
 
-    def known(self, site: str, *, layers: bool = True, arrays: bool = False) -> str:
+    def require_site(self, site: str, *, layers: bool = True, arrays: bool = False) -> str:
         """Return a site's key, or raise a ValueError that names the nearest keys.
 
         Args:
@@ -394,7 +394,7 @@ class Core:
         return key
 
     def select(self, site: str) -> None:
-        self.view.select(self.known(site, layers=False, arrays=True))
+        self.view.select(self.require_site(site, layers=False, arrays=True))
 
     def in_background(self, train: Callable[[], object]) -> threading.Thread:
         if not callable(train):
@@ -436,8 +436,8 @@ class Core:
         with self.lock:
             last, self._setting = self._setting, setting
             if setting.active and not (last.active and setting.is_equivalent(last)):
-                self.settings += 1
-            number = self.settings if setting.active else 0
+                self.setting_number += 1
+            number = self.setting_number if setting.active else 0
         self.recording.append(
             step,
             summaries,
@@ -499,31 +499,31 @@ class Core:
     def add_metrics(self, values: Mapping[str, object], passed: int | None = None) -> None:
         """See `Inspector.metrics`. `passed` is the last step known to have begun."""
         with self.lock:
-            step = self.step if passed is None else self.metrics.next_of(values, passed)
+            step = self.step if passed is None else self.metrics.next_step(values, passed)
             self.metrics.add(step, values)
             if not self.looping:
                 self.metrics.settle(wait_until=math.inf)
                 self.view.present(force=True)
 
-    def keep_file(self, path: str | bytes | os.PathLike[str]) -> None:
+    def save(self, path: str | bytes | os.PathLike[str]) -> None:
         """Save the recording, and from then on each new pass; of a job, process 0 does."""
-        if jax.process_index() and self.spread:
+        if jax.process_index() and self.in_all_processes:
             return
         layout = self.view.layout
         if layout is not None:
             self.recording.keep_table(MODULES, columns_of_rows(layout.sites))
-        self.recording.attach(path, weak_method(self._not_saved))
+        self.recording.attach(path, weak_method(self._saving_failed))
 
-    def _not_saved(self, text: str) -> None:
+    def _saving_failed(self, text: str) -> None:
         self.metrics.errors += 1
         self.notice("error", text)
-        self._warned.setdefault(text, False)
+        self._warning_given.setdefault(text, False)
 
     def warnings(self) -> list[str]:
         """What a script, which has no screen, is to be warned of now; each text once."""
-        found = [text for text, given in self._warned.items() if not given]
-        self._warned.update(dict.fromkeys(found, True))
+        found = [text for text, given in self._warning_given.items() if not given]
+        self._warning_given.update(dict.fromkeys(found, True))
         return found
 
-    def _not_recorded(self, error: Exception) -> None:
-        self._not_saved(f"A measured step was not recorded: {error_text(error)}")
+    def _recording_failed(self, error: Exception) -> None:
+        self._saving_failed(f"A measured step was not recorded: {error_text(error)}")

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from nnx_inspector.background import weak_method
 from nnx_inspector.errors import reply_text
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.nnx.page import Pages, Whole
-from nnx_inspector.inspector.panels import look, units_messages
-from nnx_inspector.inspector.values.kept import MOST_BYTES
+from nnx_inspector.inspector.nnx.page import ModelContent, Pages
+from nnx_inspector.inspector.panels import answer_look, units_messages
+from nnx_inspector.inspector.values.page_values import MOST_BYTES
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export.assets import asset
 from nnx_inspector.screen.export.last_state import MOST_SITES
 from nnx_inspector.screen.export.replay import PageContent, SavedAnswer, detailed_sites
 from nnx_inspector.screen.flow import flow_of
 
-KEPT = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
+KEPT_MESSAGES = ("sweep", "inputs", "lens", "logits", "attribution", "examples", "weights")
 """The messages that a page keeps as the screen has them, besides its own."""
 _NOT_SHOWN = "The words had no figures of this module when the page was saved."
 
@@ -32,24 +33,29 @@ def content_of(core: Core, kept: Sequence[protocol.Message | None]) -> PageConte
     assert layout is not None  # both exist from the beginning
     assert state is not None
     detailed = detailed_sites(layout, state.selected)
-    pages, whole = Pages(core), Whole(core)  # not the screen's: those remember what was shown
+    pages, model = (
+        Pages(core),
+        ModelContent(core),
+    )  # not the screen's: those remember what they show
     answers = {
-        "flow": _each(detailed, lambda site: (flow_of(core.trace, layout, site, number=0), None)),
-        "nnx": _each(detailed, lambda site: (pages.page(site, 0, whole), None)),
+        "flow": _answers(detailed, _flow_maker(core, layout)),
+        "nnx": _answers(detailed, lambda site: (pages.page(site, 0, model), None)),
         "units": units_messages(core, detailed),
-        "positions": {site: core.positions.get(site, _NOT_SHOWN) for site in detailed},
-        "values": core.opened.answers(),
-        "compare": dict(core.compared),
+        "positions": {site: core.position_answers.get(site, _NOT_SHOWN) for site in detailed},
+        "values": core.page_values.answers(),
+        "compare": dict(core.comparisons),
     }
-    code_of = lambda site: look(core, protocol.Look(id=0, what="code", site=site))  # noqa: E731
-    answers |= {"code": _each(detailed, code_of), "casts": _casts(core)}
+    answers |= {
+        "code": _answers(detailed, _look_maker(core, "code")),
+        "casts": _answers([""], _look_maker(core, "casts")),
+    }
     those = [one for one in kept if one is not None]
     if any(isinstance(one, protocol.Weights) and one.name for one in those):
         shown = ["values"]
     else:
         shown = ["values", "compare"]
     missing = tuple(what for what in shown if not answers[what])
-    left_out = core.opened.left_out()
+    left_out = core.page_values.left_out()
     more = (
         f" Left out: {left_out:,} of the slices of values that were opened, because a page keeps "
         f"at most {MOST_BYTES // 10**6} MB of them."
@@ -78,7 +84,7 @@ def _content(
     )
 
 
-class Brief:
+class NotebookContent:
     """The content of a saved notebook, without anything that needs a pass or reads an array.
 
     Flows and code are made once per layout.
@@ -99,22 +105,26 @@ class Brief:
             self._layout, self._made = layout, {"flow": {}, "code": {}}
         detailed = detailed_sites(layout, state.selected)[:MOST_SITES]
         made: dict[str, Callable[[str], SavedAnswer]] = {
-            "flow": lambda site: (flow_of(core.trace, layout, site, number=0), None),
-            "code": lambda site: look(core, protocol.Look(id=0, what="code", site=site)),
+            "flow": _flow_maker(core, layout),
+            "code": _look_maker(core, "code"),
         }
         for what, make in made.items():
             new = [site for site in detailed if site not in self._made[what]]
-            self._made[what].update(_each(new, make))
+            self._made[what].update(_answers(new, make))
         answers = {what: {s: self._made[what][s] for s in detailed} for what in made}
-        answers["casts"] = _casts(core)
+        answers["casts"] = _answers([""], _look_maker(core, "casts"))
         return _content(layout, state, kept, answers, detailed)
 
 
-def _casts(core: Core) -> dict[str, SavedAnswer]:
-    return _each([""], lambda _: look(core, protocol.Look(id=0, what="casts", site="")))
+def _flow_maker(core: Core, layout: protocol.Layout) -> Callable[[str], SavedAnswer]:
+    return lambda site: (flow_of(core.trace, layout, site, number=0), None)
 
 
-def _each(sites: Sequence[str], made: Callable[[str], SavedAnswer]) -> dict[str, SavedAnswer]:
+def _look_maker(core: Core, what: Literal["code", "casts"]) -> Callable[[str], SavedAnswer]:
+    return lambda site: answer_look(core, protocol.Look(id=0, what=what, site=site))
+
+
+def _answers(sites: Sequence[str], made: Callable[[str], SavedAnswer]) -> dict[str, SavedAnswer]:
     found: dict[str, SavedAnswer] = {}
     for site in sites:
         try:

@@ -56,7 +56,7 @@ class Handle:
         self.site = site
         self.sites = tuple(sites)
         self.rows = rows
-        self._take(require_perturbation(perturbation))
+        self._set_perturbation(require_perturbation(perturbation))
         self._enabled = True
         self._removed = False
         self._owner = owner
@@ -92,7 +92,7 @@ class Handle:
     def strength(self, value: float) -> None:
         self.perturbation = self._perturbation.tuned(value)
 
-    def _take(self, value: AnyPerturbation) -> None:
+    def _set_perturbation(self, value: AnyPerturbation) -> None:
         self._perturbation = value
         self.place = place_of(value, self.sites, self.rows)
         # read once: they may be on a device, and the user may later write to them
@@ -142,7 +142,7 @@ class Handle:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Needs:
+class _Need:
     """A handle, and the place that it needs in the last layout, None for a row."""
 
     handle: Handle
@@ -150,7 +150,7 @@ class _Needs:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Assigned:
+class _Assignment:
     """The places of one program, and the handles that own them."""
 
     places: tuple[Place, ...] = ()
@@ -166,7 +166,7 @@ class _Assigned:
         """The places of its settings."""
         return tuple(self.places[n] for n in self.order)
 
-    def fitted(self, needs: Sequence[_Needs]) -> _Assigned | None:
+    def reassigned(self, needs: Sequence[_Need]) -> _Assignment | None:
         """The same places for these handles, oldest first; None if they do not fit."""
         owners: dict[int, int] = {}
         wanted = [n for n in needs if n.place is not None]
@@ -186,21 +186,21 @@ class _Assigned:
                 if at is None:
                     return None
                 owners[one.handle.id] = at
-        return _Assigned(self.places, owners)
+        return _Assignment(self.places, owners)
 
     def _in_order(
-        self, at: int, one: _Needs, wanted: Sequence[_Needs], owners: Mapping[int, int]
+        self, at: int, one: _Need, wanted: Sequence[_Need], owners: Mapping[int, int]
     ) -> bool:
         for other in wanted:
             place, there = other.place, owners.get(other.handle.id)
             if there is None or place is None or one.place is None or other is one:
                 continue
-            if _meet(place, one.place) and (there < at) != (other.handle.id < one.handle.id):
+            if _overlap(place, one.place) and (there < at) != (other.handle.id < one.handle.id):
                 return False
         return True
 
 
-def _meet(a: Place, b: Place) -> bool:
+def _overlap(a: Place, b: Place) -> bool:
     """Whether the order of two places matters."""
     if a.at == b.at == PARAMETER:
         return True  # their keys are globs
@@ -224,12 +224,12 @@ class Handles:
         self.on_change: Callable[[], object] = lambda: None
         self.check: Callable[[AnyPerturbation, Handle], object] = lambda value, handle: None
         self._with_place: set[int] = set()
-        self._wanted = _Assigned()
-        self._armed = _Assigned()
+        self._wanted = _Assignment()
+        self._armed = _Assignment()
         self._given_up: tuple[Place, ...] | None = None
         self._why_given_up = ""
         self._idle: dict[int, str] = {}
-        self.elsewhere: Callable[[Handle], bool | None] = lambda handle: None
+        self.compiles_in_loop: Callable[[Handle], bool | None] = lambda handle: None
 
     def add(
         self,
@@ -271,7 +271,7 @@ class Handles:
             return
         with self._lock:
             if new != before:
-                handle._take(new)
+                handle._set_perturbation(new)
             if enabled is not None:
                 handle._enabled = enabled
             if not handle.enabled:
@@ -288,7 +288,7 @@ class Handles:
             self._give_places()
         self.on_change()
 
-    def take_back(self, handle: Handle, layout: _Assigned) -> None:
+    def undo_add(self, handle: Handle, layout: _Assignment) -> None:
         """Remove the handle that was added last, and have the places as they were before."""
         with self._lock:
             self.remove(handle)
@@ -327,7 +327,7 @@ class Handles:
             if one.enabled
         ]
 
-    def tell_idle(self, idle: Mapping[int, str]) -> None:
+    def set_idle(self, idle: Mapping[int, str]) -> None:
         """Set handle number -> why it did nothing in the last pass, "" if it acted."""
         with self._lock:
             self._idle |= idle
@@ -356,8 +356,8 @@ class Handles:
     # --------------------------------------------------------------- settings
 
     @property
-    def layout(self) -> _Assigned:
-        """Which places there are now, and whose they are; see `take_back`."""
+    def layout(self) -> _Assignment:
+        """Which places there are now, and whose they are; see `undo_add`."""
         return self._wanted
 
     def setting(self, *, armed: bool = False) -> Setting:
@@ -369,7 +369,7 @@ class Handles:
         with self._lock:
             return self._setting(self._armed if armed else self._wanted, self._needs())
 
-    def each_alone(self) -> tuple[Setting, dict[int, Setting]]:
+    def settings_alone(self) -> tuple[Setting, dict[int, Setting]]:
         """The setting with all active perturbations, and by number those with one each."""
         with self._lock:
             needs = self._needs()
@@ -380,7 +380,7 @@ class Handles:
             }
             return self._setting(self._wanted, needs), alone
 
-    def _setting(self, layout: _Assigned, needs: Sequence[_Needs]) -> Setting:
+    def _setting(self, layout: _Assignment, needs: Sequence[_Need]) -> Setting:
         """The setting of these handles, with the places of all."""
         data = [place.off_data() for place in layout.places]
         for one in needs:
@@ -405,7 +405,7 @@ class Handles:
         with self._lock:
             if handle.id not in self._with_place:
                 return False
-            in_loop = self.elsewhere(handle)
+            in_loop = self.compiles_in_loop(handle)
             if in_loop is not None:
                 return in_loop
             if self._given_up == self._wanted.places:
@@ -413,7 +413,7 @@ class Handles:
             at = self._armed.owners.get(handle.id)
             return at is None or self._armed.places[at] != handle.place
 
-    def _rows(self, needs: Iterable[_Needs]) -> dict[str, tuple[float, float]]:
+    def _rows(self, needs: Iterable[_Need]) -> dict[str, tuple[float, float]]:
         by_site: dict[str, list[RowKind]] = {}
         for one in needs:
             value = one.handle.perturbation
@@ -423,10 +423,10 @@ class Handles:
         combined = {site: combine_rows(several) for site, several in by_site.items()}
         return {site: row for site, row in combined.items() if row[0] != OFF}
 
-    def _needs(self) -> list[_Needs]:
+    def _needs(self) -> list[_Need]:
         """The place that each handle needs, oldest first."""
         return [
-            _Needs(handle, handle.place if handle.id in self._with_place else None)
+            _Need(handle, handle.place if handle.id in self._with_place else None)
             for handle in self._live.values()
         ]
 
@@ -439,11 +439,11 @@ class Handles:
             if handle.id in self._with_place and handle.perturbation.at == "output":
                 taken |= set(handle.sites)
         needs = self._needs()
-        fitted = self._wanted.fitted(needs)
+        fitted = self._wanted.reassigned(needs)
         if fitted is None:
             places = tuple(one.place for one in needs if one.place is not None)
             owners = (one.handle.id for one in needs if one.place is not None)
-            fitted = _Assigned(places, {number: at for at, number in enumerate(owners)})
+            fitted = _Assignment(places, {number: at for at, number in enumerate(owners)})
         self._wanted = fitted
         # if the places are the same, the running program serves the new owners
         if self._armed.places == fitted.places:

@@ -22,8 +22,8 @@ from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import Compilation, compilations_table
-from nnx_inspector.inspector.diagnosing import Diagnosing, first_nan_in
-from nnx_inspector.inspector.export import KEPT, Brief, content_of
+from nnx_inspector.inspector.diagnosis import Diagnosis, first_nan_in
+from nnx_inspector.inspector.export import KEPT_MESSAGES, NotebookContent, content_of
 from nnx_inspector.inspector.handles import Handle
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.metrics import require_named
@@ -31,16 +31,16 @@ from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.panels import compare_with, parameters_at, units_at, words_at
 from nnx_inspector.inspector.passes.batch import show_inputs
-from nnx_inspector.inspector.passes.entry import entry_of, others_in_words, saying_if_ensemble
-from nnx_inspector.inspector.passes.operations import selected
+from nnx_inspector.inspector.passes.entry import ensemble_noted, entry_of, other_models_notice
+from nnx_inspector.inspector.passes.operations import select_operations
 from nnx_inspector.inspector.passes.pass_request import PassRequest
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
-from nnx_inspector.inspector.passes.update import renewed
-from nnx_inspector.inspector.studies.studies import Studies, require_site, study
+from nnx_inspector.inspector.passes.update import updated_model
+from nnx_inspector.inspector.studies.studies import Studies, require_site_argument, study_request
 from nnx_inspector.inspector.targets import Targets
-from nnx_inspector.inspector.values.opening import Part
-from nnx_inspector.inspector.values.reading import values_at
+from nnx_inspector.inspector.values.array_reader import Part
+from nnx_inspector.inspector.values.requests import values_at
 from nnx_inspector.lenses.attribution import Attribution, Method, attribute
 from nnx_inspector.lenses.examples import TopExamples
 from nnx_inspector.lenses.lens import Lens, lens
@@ -163,7 +163,7 @@ class Inspector(RecordingView):
             selection = Selection(entry.selecting(only))
             selection.require_match(model)
             example = PassRequest(args, kwargs, entry=entry)
-            with saying_if_ensemble(model), gc_paused():
+            with ensemble_noted(model), gc_paused():
                 self._core = core = Core(model, selection, example, inputs)
         core.parameters = parameters
         self._rerun = Reruns(core)
@@ -174,19 +174,19 @@ class Inspector(RecordingView):
         self._view, self._pages = core.view, Pages(core)
         parts = self._targets, self._sweeps, self._studies, self._pages, self._rerun
         self._commands = Commands(core, *parts)
-        self._diagnosing = Diagnosing(core, self._loops)
-        core.parts = (self._commands, self._diagnosing, Brief(core))
+        self._diagnosis = Diagnosis(core, self._loops)
+        core.parts = (self._commands, self._diagnosis, NotebookContent(core))
         show_inputs(core)
-        if others := others_in_words(args, kwargs):
+        if others := other_models_notice(args, kwargs):
             core.notice("info", others)
         try:
             if core.missing:  # another version of jax may name it otherwise: the rest is shown
                 core.notice("warning", core.missing)
                 warn(core.missing)
-            if (core.trace.eager or forbids_nan()) and not core.spread:
+            if (core.trace.eager or forbids_nan()) and not core.in_all_processes:
                 self.run()
             if display and core.view.display_in_notebook(repr(self)):
-                self._rerun.begin(wait=is_unattended())
+                self._rerun.start_first(wait=is_unattended())
         except BaseException:
             self.close()
             raise
@@ -194,7 +194,7 @@ class Inspector(RecordingView):
     @property
     def model(self) -> nnx.Module:
         """The model as the user gave it: to the constructor, or later to `update`."""
-        return self._core.watched
+        return self._core.watched_model
 
     @property
     def trace(self) -> Trace:
@@ -204,14 +204,14 @@ class Inspector(RecordingView):
     @property
     def recording(self) -> Recording:
         """Everything measured so far."""
-        self._rerun.first(needed=False)
+        self._rerun.wait_for_first(needed=False)
         return self._core.recording
 
     @property
     def findings(self) -> Findings:
         """The problems found in this run, worst first."""
-        self._rerun.first()
-        return self._diagnosing.found()
+        self._rerun.wait_for_first()
+        return self._diagnosis.findings()
 
     @property
     def compilations(self) -> list[Compilation]:
@@ -253,7 +253,7 @@ class Inspector(RecordingView):
             ValueError: there is no such site.
             InspectorError: the arrays were donated to a training step that is still running.
         """
-        return parameters_at(self._core.trace, self._core.known(site))
+        return parameters_at(self._core.trace, self._core.require_site(site))
 
     def units(self, site: str, *, axis: int = -1) -> PyTree:
         """The Units of a site's output (a pytree of them for a pytree): figures for each unit along
@@ -265,7 +265,7 @@ class Inspector(RecordingView):
             InspectorError: it returns no array with units, or as in `parameters`.
         """
         core = self._core.require_open()
-        return units_at(core, core.known(site), axis=axis)
+        return units_at(core, core.require_site(site), axis=axis)
 
     def compare(
         self,
@@ -296,7 +296,7 @@ class Inspector(RecordingView):
         Raises:
             TypeError, ValueError: as in `nni.compare`.
         """
-        self._rerun.first()
+        self._rerun.wait_for_first()
         return compare_with(self._core.require_open(), other, at, name)
 
     def profile(
@@ -323,7 +323,7 @@ class Inspector(RecordingView):
         from nnx_inspector.profiling.profile import profile
 
         core = self._core.require_open()
-        core.require_here("The step")
+        core.require_one_process("The step")
         if core.looping:
             raise InspectorError("A loop is running. Profile its step before or after it.")
         found = profile(self.model, step, *args, runs=runs, folder=folder, **kwargs)
@@ -447,7 +447,7 @@ class Inspector(RecordingView):
             >>> insp.close()
         """
         core = self._core.require_open()
-        model = renewed(core.watched, new)
+        model = updated_model(core.watched_model, new)
         with core.lock:
             if any(model is one for one in new):
                 self._loops.update(model)
@@ -583,8 +583,8 @@ class Inspector(RecordingView):
         Raises:
             OSError: the file cannot be created.
         """
-        self._rerun.first(needed=False)
-        self._core.require_open().keep_file(path)
+        self._rerun.wait_for_first(needed=False)
+        self._core.require_open().save(path)
 
     # --------------------------------------------------------- perturbations
 
@@ -643,12 +643,12 @@ class Inspector(RecordingView):
             InspectorError: a sweep is running, or the model's arrays were donated to a step.
             TypeError, ValueError: as in `nni.sweep`.
         """
-        asked = self._sweeps.wanted(sites, perturbation, layers, logits, chunk, units)
+        asked = self._sweeps.request(sites, perturbation, layers, logits, chunk, units)
         return self._sweeps.run(asked, progress)
 
     def start_sweep(self, only: Only = "**", perturbation: Perturbation | None = None) -> None:
         """Run `sweep` in a thread and show the result on screen."""
-        self._sweeps.start(self._sweeps.wanted(only, perturbation))
+        self._sweeps.start(self._sweeps.request(only, perturbation))
 
     def stop_sweep(self) -> None:
         """Stop the running sweep and keep what it has measured so far."""
@@ -675,7 +675,7 @@ class Inspector(RecordingView):
             InspectorError: a loop is being watched, or an operation to hide is perturbed.
         """
         self._core.require_open()
-        self._rerun.show(selected(self._core, site, shown=shown))
+        self._rerun.show_sites(select_operations(self._core, site, shown=shown))
 
     def lens(
         self,
@@ -697,7 +697,7 @@ class Inspector(RecordingView):
                 pictures among the inputs, and no `labels`.
         """
         how = {"unembed": unembed, "norm": norm, "answer": answer, "k": k, "sites": sites}
-        return self._studies.make(study("lens"), lens, **how)
+        return self._studies.make(study_request("lens"), lens, **how)
 
     def logit_attribution(
         self,
@@ -714,7 +714,7 @@ class Inspector(RecordingView):
             ValueError, TypeError, InspectorError: as in `nni.logit_attribution`.
         """
         how = {"token": token, "minus": minus, "unembed": unembed, "norm": norm, "sites": sites}
-        return self._studies.make(study("logits"), logit_attribution, **how)
+        return self._studies.make(study_request("logits"), logit_attribution, **how)
 
     def attribute(
         self,
@@ -734,7 +734,7 @@ class Inspector(RecordingView):
             ValueError, TypeError, InspectorError: as in `nni.attribute`.
         """
         how = {"output": output, "method": method, "position": position, "site": site}
-        asked = study("attribution", method=method, position=position)
+        asked = study_request("attribution", method=method, position=position)
         return self._studies.make(asked, attribute, **how, baseline=baseline, steps=steps)
 
     def examples(
@@ -762,8 +762,8 @@ class Inspector(RecordingView):
         Raises:
             InspectorError, TypeError, ValueError, IndexError: as in `nni.top_examples`.
         """
-        site = self._core.require_open().known(require_site(site))
-        asked = study("examples", site=site, unit=unit or 0, axis=axis)
+        site = self._core.require_open().require_site(require_site_argument(site))
+        asked = study_request("examples", site=site, unit=unit or 0, axis=axis)
         found = self._studies.examples(asked, data, k, inputs, progress)
         return found if unit is None else found.to_frame(unit)
 
@@ -772,7 +772,7 @@ class Inspector(RecordingView):
 
     def _page(self) -> tuple[str, PageContent]:
         self._rerun.wait_unless_looping()  # for the effect
-        kept = [findings_message(self.findings), *map(self._view.last_message, KEPT)]
+        kept = [findings_message(self.findings), *map(self._view.last_message, KEPT_MESSAGES)]
         return type(self.model).__name__, content_of(self._core, kept)
 
     def _report_fields(self) -> dict[str, Any]:
@@ -792,7 +792,7 @@ class Inspector(RecordingView):
         self._core.close()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> Any:
-        self._rerun.begin()
+        self._rerun.start_first()
         return self._core.view.mimebundle(repr(self), **kwargs)
 
     def __repr__(self) -> str:

@@ -27,8 +27,8 @@ from nnx_inspector.hooks.hook import open_hooks
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.handles import Handle
-from nnx_inspector.inspector.passes.alike import Alike
 from nnx_inspector.inspector.passes.rerun import Reruns
+from nnx_inspector.inspector.passes.shared_perturbations import SharedPerturbations
 from nnx_inspector.inspector.reports import Reports
 from nnx_inspector.live.diagnostics import Diagnostics
 from nnx_inspector.live.inbox import WatchedPass
@@ -52,12 +52,12 @@ from nnx_inspector.screen import protocol
 from nnx_inspector.trackers.detection import tracker_of
 
 T = TypeVar("T")
-PATIENCE = 0.2
+LONGEST_WAIT = 0.2
 """How long a loop waits for the recording before it says so, in seconds."""
 NO_ROOM = "The programs of this region have no place for the new perturbation."
 NO_STEPS = "The processes of a job change perturbations between steps, which this region has not."
 LATER = "It acts once insp.watch is entered again, or from the next insp.tick() on."
-SPARED = 10
+BARE_SHARE = 10
 """At most one in this many measured steps runs bare while the measured program compiles."""
 
 
@@ -68,21 +68,24 @@ class Loops(LoopCallbacks):
         self._core, self._rerun = core, rerun
         self._sessions: dict[Hashable, Session] = {}
         self._session: Session | None = None
-        self._ready: Session | None = None  # whose program is compiled
-        self._ahead: Session | None = None  # whose program was compiled ahead, or is being
+        self._compiled: Session | None = None  # whose program is compiled
+        self._compiled_ahead: Session | None = None  # whose program was compiled ahead, or is being
         self._region: Region | None = None
         self._loop: object = None
         self._reports = Reports(core)
-        self._every, self._start, self._spare = 1, 0, 0  # measured steps that may still run bare
-        self._taken: tuple[Handle, ...] = ()
-        self._first = self._perturbed = self._some = False  # the last: whether any step has ended
-        self._given: int | None = None  # the number of the first step, if the user chose it
+        self._every, self._start = 1, 0
+        self._bare_left = 0  # measured steps that may still run bare
+        self._acting: tuple[Handle, ...] = ()
+        self._first = self._perturbed = False
+        self._had_steps = False  # whether any step has ended
+        self._first_step: int | None = None  # the number of the first step, if the user chose it
         self._last_end: StepEnd | None = None  # of a step that is recorded behind the loop
         warns = functools.partial(core.notice, "warning")
         take_over = weak_method(self._take_over)
-        self.shares = Alike(core.handles, take_over, lock=core.lock, warns=warns)
-        core.handles.on_change, core.handles.elsewhere = self._changed, self._is_compiling
-        core.closing.callback(weak_method(self._forget))
+        self.shares = SharedPerturbations(core.handles, take_over, lock=core.lock, warns=warns)
+        core.handles.on_change = self._handles_changed
+        core.handles.compiles_in_loop = self._is_compiling
+        core.closing.callback(weak_method(self._close_sessions))
 
     def watch(
         self,
@@ -107,8 +110,8 @@ class Loops(LoopCallbacks):
                 f"insp.watch(batches, every=10). Or put with insp.watch(every=10): around the loop."
             )
         self._require_idle()
-        self._every, self._given, self._reports.to = every, first, tracker
-        self._rerun.follow()
+        self._every, self._first_step, self._reports.tracker = every, first, tracker
+        self._rerun.refresh_modules()
         session = self._session_for(only, gradients, replica)
         modules = {site.key for site in self._core.trace.modules}
         session.extra_sites = tuple(c.site for c in self._core.trace.calls if c.site not in modules)
@@ -125,7 +128,7 @@ class Loops(LoopCallbacks):
         key = (core.selection, gradients, None if only is None else Selection(only), replica)
         if key not in self._sessions:
             session = self._sessions[key] = Session(
-                core.watched,
+                core.watched_model,
                 only=core.selection.terms,
                 gradients=gradients,
                 measured=only,
@@ -138,15 +141,15 @@ class Loops(LoopCallbacks):
 
     def _stacks(self) -> dict[str, Stack]:
         """The sites whose layers are measured separately, and how they run."""
-        stacks, reach = stacks_of(self._core.trace), self._rerun.reached()
+        stacks, perturbable = stacks_of(self._core.trace), self._rerun.perturbable_sites()
         return {
             site: Stack(count, stacks[site])
             for site, count in layers_with_rows(stacks).items()
-            if tuple(map(abs, reach.scan_lengths(site)[:1])) == (stacks[site],)
+            if tuple(map(abs, perturbable.scan_lengths(site)[:1])) == (stacks[site],)
         }
 
     @property
-    def _unwatched(self) -> bool:
+    def _goes_on_unwatched(self) -> bool:
         """Whether a loop goes on whose inspector was closed; raise an error if no loop does."""
         unwatched = self._core.closed and self._core.looping
         if not unwatched:
@@ -154,7 +157,7 @@ class Loops(LoopCallbacks):
         return unwatched
 
     def tick(self) -> None:
-        if self._unwatched:
+        if self._goes_on_unwatched:
             return
         if self._region is None or not self._core.looping:
             raise InspectorError(
@@ -164,7 +167,7 @@ class Loops(LoopCallbacks):
         self._region.tick()
 
     def add_metrics(self, values: Mapping[str, object]) -> None:
-        if self._unwatched:
+        if self._goes_on_unwatched:
             return
         core = self._core
         with core.lock:
@@ -180,7 +183,7 @@ class Loops(LoopCallbacks):
 
     # ------------------------------------------------------------------ changes
 
-    def _changed(self) -> None:
+    def _handles_changed(self) -> None:
         """A perturbation was switched, tuned, added or removed."""
         core = self._core
         with core.lock:
@@ -214,7 +217,7 @@ class Loops(LoopCallbacks):
             core.notice("info", f"{NO_ROOM if alone else NO_STEPS} {LATER}")
         # a handle whose program still compiles acts in a later step, once `_armed` was called
         on = [one for one in core.handles.all() if one.enabled and not one.compiling]
-        self._taken = tuple(one for one in on if one.id not in self.shares.unsent)
+        self._acting = tuple(one for one in on if one.id not in self.shares.unsent)
         core.pending = session.needs_places
         self._perturbed = setting.active
         core.view.training_perturbed = self._perturbed
@@ -236,7 +239,7 @@ class Loops(LoopCallbacks):
         core = self._core
         self._require_idle()
         try:
-            core.learn()
+            core.record_facts()
         except Exception as error:  # shown: the training goes on without
             if is_from_signal_handler(error):
                 raise
@@ -246,13 +249,14 @@ class Loops(LoopCallbacks):
             self._loop, core.looping, core.pending, self._first = loop, True, True, True
             self._rerun.drop_first()
             core.view.loop_thread = threading.get_ident()
-            goes_on = core.step + 1 if core.recording.curves() or self._some else 0
-            core.step = self._start = start = goes_on if self._given is None else self._given
+            goes_on = core.step + 1 if core.recording.curves() or self._had_steps else 0
+            start = goes_on if self._first_step is None else self._first_step
+            core.step = self._start = start
             core.meter.loop_begins()
             every = self._every
             spares = total and every > 1 and core.view.is_visible and not core.recording.attached
             spares = spares and jax.process_count() == 1  # all run the same program at each step
-            self._spare = total // every // SPARED if total and spares else 0
+            self._bare_left = total // every // BARE_SHARE if total and spares else 0
             self._progress(start, None if total is None else start + total)
         return start
 
@@ -274,13 +278,13 @@ class Loops(LoopCallbacks):
                 self._take_over(session, core.handles.setting())
             measured = self._between_passes or core.step % self._every == 0
             if measured:
-                self._rerun.follow()
-            missing, alone = session is not self._ready, session.group is None
+                self._rerun.refresh_modules()
+            missing, alone = session is not self._compiled, session.group is None
             may = core.closed or (measured and self._may_run_bare(session))
             session.runs_bare = missing and may and alone
             if measured and missing:
                 beside = ", while the loop goes on" * session.runs_bare
-                core.wait_for("loop", f"compiling the measured step{beside}")
+                core.show_waiting("loop", f"compiling the measured step{beside}")
             self._first = False
         if (measured or self._perturbed) and missing and not session.runs_bare:
             session.wait()
@@ -289,20 +293,21 @@ class Loops(LoopCallbacks):
 
     def _may_run_bare(self, session: Session) -> bool:
         """Whether the loop goes on while the program that measures a step is compiled."""
-        compiled = self._ahead is session and not session.arming
-        if compiled or self._perturbed or not self._spare or open_hooks():
+        compiled = self._compiled_ahead is session and not session.arming
+        if compiled or self._perturbed or not self._bare_left or open_hooks():
             return False
-        self._spare -= 1
+        self._bare_left -= 1
         return True
 
     def step_ends(self, session: Session, ended: Step) -> None:
         """Record a measured step and show it, in a thread that is at most one behind."""
         began, core, step, sampled = time.perf_counter(), self._core, ended.number, ended.sampled
         # the loop goes on while the measured step runs, once it has its program
-        end = session.step_ends() if sampled and session is self._ready else None
-        if session.runs_bare and self._ahead is not session:
+        end = session.step_ends() if sampled and session is self._compiled else None
+        if session.runs_bare and self._compiled_ahead is not session:
             begun = session.compile_ahead()
-            self._ahead, self._spare = session if begun else None, self._spare * begun
+            self._compiled_ahead = session if begun else None
+            self._bare_left *= begun
         if sampled:
             self._wait_for_last(end)
         here = sampled and end is None
@@ -311,8 +316,8 @@ class Loops(LoopCallbacks):
             if core.closed:
                 return
             if here:
-                self._have_program(session)
-                self._reports.add(session, passes, session.inbox.count, self._taken, step=step)
+                self._program_is_compiled(session)
+                self._reports.add(session, passes, session.inbox.count, self._acting, step=step)
             core.metrics.settle(wait_until=step if here else -math.inf)
             core.step = step + 1
             seconds = ended.seconds + time.perf_counter() - began
@@ -326,7 +331,7 @@ class Loops(LoopCallbacks):
         if sampled:
             record = functools.partial(self._record, session, step, passes)
             if end is not None:
-                record = functools.partial(self._record_behind, session, step, end, self._taken)
+                record = functools.partial(self._record_behind, session, step, end, self._acting)
             core.recorder.submit(record)
             if core.handles.setting().active:
                 self._rerun.refresh(step)
@@ -342,10 +347,10 @@ class Loops(LoopCallbacks):
         before, self._last_end = self._last_end, end
         if before is not None:
             before.wait()  # for the device, before the patience with the recorder begins
-        if not core.recorder.wait(PATIENCE):
-            core.wait_for("recorder", "recording the last measured step")
+        if not core.recorder.wait(LONGEST_WAIT):
+            core.show_waiting("recorder", "recording the last measured step")
             core.recorder.wait()
-            core.wait_for("recorder")
+            core.show_waiting("recorder")
 
     def _record_behind(
         self, session: Session, step: int, end: StepEnd, taken: tuple[Handle, ...]
@@ -360,14 +365,14 @@ class Loops(LoopCallbacks):
         with self._core.lock:
             if self._core.closed:
                 return
-            self._have_program(session)
+            self._program_is_compiled(session)
             self._reports.add(session, passes, end.count, taken, step=step)
             self._core.metrics.settle(wait_until=step)
         self._record(session, step, passes)
 
-    def _have_program(self, session: Session) -> None:
-        self._ready = session
-        self._core.wait_for("loop")
+    def _program_is_compiled(self, session: Session) -> None:
+        self._compiled = session
+        self._core.show_waiting("loop")
 
     def step_left(self, session: Session, step: int, *, sampled: bool) -> None:
         """End a loop left within a step, which counts if it has a pass or a metric."""
@@ -383,7 +388,7 @@ class Loops(LoopCallbacks):
             if measured or core.metrics.step == step:
                 core.step = step + 1
 
-    def take_up(self) -> None:
+    def record_arrived(self) -> None:
         """Record what has arrived of the present step if it has a NaN.
 
         With `jax_debug_nans` the step ended in an error, and the loop may never be left while the
@@ -398,7 +403,7 @@ class Loops(LoopCallbacks):
         core.recorder.wait()
         with core.lock:
             self._record(session, core.step, session.take_passes())
-        self._shown(core.step)
+        self._show(core.step)
 
     def pass_ends(self, session: Session, step: int, one: WatchedPass, *, newest: bool) -> None:
         """Record a pass of a region, and show the newest; called in the region's thread."""
@@ -406,15 +411,15 @@ class Loops(LoopCallbacks):
         with core.lock:
             if core.closed:
                 return
-            self._have_program(session)
+            self._program_is_compiled(session)
             self._record(session, step, [one], held=one.number)
             # not how many have begun: this thread may be some passes behind
-            self._reports.add(session, [one], one.number + 1, self._taken, step=step)
+            self._reports.add(session, [one], one.number + 1, self._acting, step=step)
             core.metrics.settle()
             core.step = step + 1
             self._progress(step + 1, None)
         if newest:  # this runs the model once more, if it is perturbed
-            self._shown(step)
+            self._show(step)
 
     def pass_held(self, session: Session, step: int, one: WatchedPass) -> None:
         """Save a pass of a region that may be incomplete, so that a killed process keeps it.
@@ -424,7 +429,7 @@ class Loops(LoopCallbacks):
         core = self._core
         if core.recording.attached and one.sent.arrived:
             found = session.summaries_of([one], ended=False)
-            number = core.settings if one.perturbed else 0
+            number = core.setting_number if one.perturbed else 0
             core.recording.hold(
                 one.number, step, found, kind="watch", perturbed=one.perturbed, setting=number
             )
@@ -439,15 +444,15 @@ class Loops(LoopCallbacks):
                 # in a region, passes after the last measured one count too
                 passed = self._start + session.inbox.count if self._between_passes else 0
                 step = max(core.step, passed)
-                some, last = self._some or step > self._start, max(0, step - 1)
-                core.step, self._some, core.looping = last, some, False  # once, if interrupted
+                some, last = self._had_steps or step > self._start, max(0, step - 1)
+                core.step, self._had_steps, core.looping = last, some, False  # once, if interrupted
                 self._progress(step, core.view.progress.total)
             self._perturbed, self._session, self._region, self._last_end = False, None, None, None
             core.view.loop_thread, core.view.training_perturbed = None, False
             if core.closed:
-                self._forget()
+                self._close_sessions()
         try:
-            self._ended(session)
+            self._show_end(session)
         finally:
             self._reports.end_writing()
             core.recording.catch_up()
@@ -457,19 +462,18 @@ class Loops(LoopCallbacks):
         for text in self._reports.warnings():
             warn(text)
 
-    def _ended(self, session: Session) -> None:
+    def _show_end(self, session: Session) -> None:
         """Show what there is of a loop that has ended."""
         with (core := self._core).lock:
             if core.closed:
                 return
-            core.wait_for("loop")
-            self._reports.end(session, session.take_passes(), session.inbox.count, self._taken)
+            core.show_waiting("loop")
+            self._reports.end(session, session.take_passes(), session.inbox.count, self._acting)
             core.metrics.settle(wait_until=math.inf)
         if core.step >= self._start and session.inbox.count:
-            core.recording.learn(
-                nonfinite_parameters(core.watched, core.recording.facts_so_far, core.step)
-            )
-        self._rerun.follow()
+            known, model = core.recording.facts_so_far, core.watched_model
+            core.recording.learn(nonfinite_parameters(model, known, core.step))
+        self._rerun.refresh_modules()
         core.view.present(force=True)
 
     def _record(
@@ -482,7 +486,7 @@ class Loops(LoopCallbacks):
                 step, found, kind="watch", setting=setting, figures=figures, held=held
             )
 
-    def _shown(self, step: int) -> None:
+    def _show(self, step: int) -> None:
         if self._core.handles.setting().active:
             self._rerun.refresh(step)
         self._core.view.present()
@@ -496,8 +500,8 @@ class Loops(LoopCallbacks):
     def update(self, model: nnx.Module) -> None:
         """Watch another object from the next loop on."""
         self._require_idle()
-        self._core.watched = model
-        self._forget()
+        self._core.watched_model = model
+        self._close_sessions()
 
     def settle(self) -> None:
         """Record what a running loop has measured so far, before its inspector is closed.
@@ -509,7 +513,7 @@ class Loops(LoopCallbacks):
         if session is None:
             return
         here = core.view.loop_thread == threading.get_ident()
-        core.recorder.wait(None if here else PATIENCE)
+        core.recorder.wait(None if here else LONGEST_WAIT)
         if not here:
             return
         if self._between_passes and self._region is not None:
@@ -517,11 +521,11 @@ class Loops(LoopCallbacks):
         else:
             self.step_left(session, core.step, sampled=True)
 
-    def _forget(self) -> None:
+    def _close_sessions(self) -> None:
         """Close the sessions. A running loop goes on unwatched, in a job once all know of it."""
         for key, session in list(self._sessions.items()):
             if session.group is not None and session is self._session:
                 session.group.leaves = True
             else:
                 self._sessions.pop(key).close()
-        self._ready = None
+        self._compiled = None

@@ -40,14 +40,14 @@ class Metrics:
         self._notice = notice
         self._waiting: deque[tuple[int, str, Value]] = deque()
         self._warned: set[str] = set()
-        self._flawed: set[str] = set()
-        self.flawed: Callable[[], object] = lambda: None
+        self._nonfinite: set[str] = set()
+        self.on_nonfinite: Callable[[], object] = lambda: None
         self.latest: dict[str, float] = {}
         self.step = -1
         self.errors = 0
         self._steps: dict[str, int] = {}
 
-    def next_of(self, values: Mapping[str, object], least: int) -> int:
+    def next_step(self, values: Mapping[str, object], least: int) -> int:
         """The step of metrics given once per step: `least`, or the one after their last."""
         return max([least, *(self._steps.get(name, -1) + 1 for name in values)])
 
@@ -63,7 +63,7 @@ class Metrics:
             self.errors += 1
             text = (
                 f"The metric {name!r} is not a real scalar ({_in_words(value)}) and was left out. "
-                f"{_way_out(value)}"
+                f"{_advice(value)}"
             )
             self._notice("warning", text)
             if name not in self._warned:
@@ -92,9 +92,9 @@ class Metrics:
             number = float(value)
             self._recording.add_metrics(step, {name: number})
             self.latest[name] = number
-            if not math.isfinite(number) and name not in self._flawed:
-                self._flawed.add(name)
-                self.flawed()
+            if not math.isfinite(number) and name not in self._nonfinite:
+                self._nonfinite.add(name)
+                self.on_nonfinite()
 
 
 def require_named(unnamed: tuple[object, ...]) -> None:
@@ -129,7 +129,7 @@ def _in_words(value: Value) -> str:
     return type(value).__name__
 
 
-def _way_out(value: object) -> str:
+def _advice(value: object) -> str:
     if _is_too_large(value):
         return "Pass its logarithm."
     if jit.is_tracer(value):

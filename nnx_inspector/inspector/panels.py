@@ -23,9 +23,9 @@ from nnx_inspector.hooks.variables import contents_at
 from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.cost.compilations import compilations_message
 from nnx_inspector.inspector.passes.batch import arguments_of
-from nnx_inspector.inspector.values.axes import Around, names_of_value
-from nnx_inspector.inspector.values.opening import batch_of, convolves
-from nnx_inspector.inspector.values.reading import positions_of
+from nnx_inspector.inspector.values.array_reader import batch_of, has_convolutions, module_key
+from nnx_inspector.inspector.values.axes import CallContext, names_of_value
+from nnx_inspector.inspector.values.requests import positions_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.stacks import layers_with_rows, stacks_of
 from nnx_inspector.program.analysis.trace import Trace
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def look(core: Core, request: protocol.Look) -> Answer:
+def answer_look(core: Core, request: protocol.Look) -> Answer:
     """The answer to a request.
 
     Raises:
         ValueError: there is no such site.
         InspectorError: it has no such figures, or the model's arrays were donated to a step.
     """
-    core.known(request.site)
+    core.require_site(request.site)
     if request.what == "casts":
         return casts_message(core.recording, core.view.keys, request)
     if request.what == "compilations":
@@ -67,7 +67,7 @@ def look(core: Core, request: protocol.Look) -> Answer:
     if request.what == "units":
         head, axis = without_layers(request.site)[0], request.axis
         record = _record_of_units(core, head, axis=axis)
-        return _message_of(core, record, request.site, number=request.id, axis=axis)
+        return _units_message(core, record, request.site, number=request.id, axis=axis)
     return _code_message(request, core.trace), None
 
 
@@ -81,9 +81,10 @@ def parameters_at(trace: Trace, site: str) -> dict[str, Summary]:
         InspectorError: their arrays were donated to a training step; see `donated`.
     """
     modules = {one.key: one.module for one in trace.modules}  # also the Linen ones in a ToNNX
+    module = module_key(without_layers(site)[0])
 
     def read() -> dict[str, Summary]:
-        arrays = sorted(_arrays(modules, _module_key(site)), key=lambda one: one[0])
+        arrays = sorted(_parameter_arrays(modules, module), key=lambda one: one[0])
         found = [(key, x) for _, key, x in arrays]
         require_one_process(found, "The parameters")
         measured = jax.device_get([summarize(x) for _, x in found])
@@ -93,7 +94,7 @@ def parameters_at(trace: Trace, site: str) -> dict[str, Summary]:
     return retry_if_donated(read, "The parameters", roots)
 
 
-def _arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str, Value]]:
+def _parameter_arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str, Value]]:
     """Each array, with the length of its path below the site and its whole path."""
     found: list[tuple[int, str, Value]] = []
     for inner, variable, value in contents_at(modules, site) or ():
@@ -106,11 +107,8 @@ def _arrays(modules: Mapping[str, nnx.Module], site: str) -> list[tuple[int, str
 
 
 def _module_at(trace: Trace, site: str) -> ModuleSite | None:
-    return next((one for one in trace.modules if one.key == _module_key(site)), None)
-
-
-def _module_key(site: str) -> str:
-    return site_key(parse_key(without_layers(site)[0])[0])
+    key = module_key(without_layers(site)[0])
+    return next((one for one in trace.modules if one.key == key), None)
 
 
 # ----------------------------------------------------------------------- units
@@ -130,7 +128,7 @@ def units_at(core: Core, site: str, *, axis: int = -1) -> PyTree:
 
 def _record_of_units(core: Core, *sites: str, axis: int = -1) -> Record:
     setting = core.handles.setting()
-    core.require_here("The units")
+    core.require_one_process("The units")
     require_examples(core.call().parts.arrays, "units")
     return retry_if_donated(
         lambda: core.programs.units(core.call(), setting, *sites, axis=axis),
@@ -145,7 +143,7 @@ def _units_in(core: Core, record: Record, site: str, axis: int = -1) -> PyTree:
     units = jax.tree.map(
         lambda one: dataclasses.replace(one, behind=behind), entry.units, is_leaf=_is_units
     )
-    if not _leaves(units):
+    if not _units_leaves(units):
         if why := _why_divided(core, without_layers(site)[0]):
             raise InspectorError(
                 f"{site or '(root)'!r} has no figures of units: {why}. Read the units of a module "
@@ -173,7 +171,7 @@ def _activation_of(core: Core, site: str) -> str:
     """The activation function that the site's output goes into, as the facts of the last requested
     pass have it; "" if it is not known, or goes elsewhere too.
     """
-    core.learn()
+    core.record_facts()
     known = core.recording.facts
     head = without_layers(site)[0]
     return next((one.activation for one in known.sites if one.site == head), "") if known else ""
@@ -183,7 +181,7 @@ def _is_units(x: object) -> bool:
     return isinstance(x, Units)
 
 
-def _leaves(units: object) -> list[Units]:
+def _units_leaves(units: object) -> list[Units]:
     return [x for x in jax.tree.leaves(units, is_leaf=_is_units) if isinstance(x, Units)]
 
 
@@ -197,7 +195,7 @@ def units_messages(core: Core, sites: Sequence[str]) -> dict[str, Answer | str]:
     found: dict[str, Answer | str] = {}
     for site in sites:
         try:
-            found[site] = _message_of(core, record, site, number=0)
+            found[site] = _units_message(core, record, site, number=0)
         except (InspectorError, KeyError) as error:
             found[site] = reply_text(error)
     return found
@@ -209,20 +207,20 @@ def _axes_of(core: Core, site: str, output: str) -> tuple[str, ...]:
     if one is None:
         return ()
     found = _module_at(core.trace, site)
-    around = Around(
+    context = CallContext(
         module=found and found.module,
         batch=batch_of(core.call()),
-        spatial=convolves(site.module for site in core.trace.modules),
+        spatial=has_convolutions(site.module for site in core.trace.modules),
         attends=is_pattern(site),
     )
     shape = [int(n) for n in one[2].split(",")]
-    names = names_of_value(shape, jnp.dtype(one[1]), around)
+    names = names_of_value(shape, jnp.dtype(one[1]), context)
     return tuple(f"{name} ({n})" for name, n in zip(names, shape, strict=True))
 
 
-def _message_of(core: Core, record: Record, site: str, *, number: int, axis: int = -1) -> Answer:
-    one = _leaves(_units_in(core, record, site, axis))[0]
-    figures = np.stack([_figure(one, name) for name in protocol.UNIT_FIGURES])
+def _units_message(core: Core, record: Record, site: str, *, number: int, axis: int = -1) -> Answer:
+    one = _units_leaves(_units_in(core, record, site, axis))[0]
+    figures = np.stack([_unit_figure(one, name) for name in protocol.UNIT_FIGURES])
     shown = figures[:, : protocol.MOST_UNITS]
     message = protocol.UnitFigures(
         id=number,
@@ -239,7 +237,7 @@ def _message_of(core: Core, record: Record, site: str, *, number: int, axis: int
     return message, protocol.buffer_of(shown)
 
 
-def _figure(units: Units, name: str) -> np.ndarray:
+def _unit_figure(units: Units, name: str) -> np.ndarray:
     if name == "nonfinite":
         return (units.nan + units.posinf + units.neginf).astype(np.float64)
     return getattr(units, name).astype(np.float64)
@@ -249,7 +247,7 @@ def words_at(core: Core, site: str, example: int, *, unit: int, axis: int | None
     """See `Inspector.words`."""
     import pandas as pd
 
-    found = positions_of(core, core.known(site), example, unit, axis)
+    found = positions_of(core, core.require_site(site), example, unit, axis)
     if why := found.why_not(site):
         raise InspectorError(why)
     words = core.inputs.words(arguments_of(core), example)

@@ -36,18 +36,18 @@ class Reports:
         self._reported: set[int] = set()
         self._warnings: list[str] = []
         self._unseen: dict[str, str] = {}
-        self.to: Tracker | None = None
+        self.tracker: Tracker | None = None
         self._writing: TrackerWriter | None = None
 
     def begin(self, diagnostics: Diagnostics) -> None:
         self._diagnostics, self._reported, self._warnings = diagnostics, set(), []
         core, self._writing = self._core, None
-        if self.to is not None and not (jax.process_index() and core.spread):
-            how = core.found, weak_method(self._not_written)
-            self._writing = TrackerWriter(self.to, core.recording, *how)
+        if self.tracker is not None and not (jax.process_index() and core.in_all_processes):
+            how = core.current_findings, weak_method(self._not_written)
+            self._writing = TrackerWriter(self.tracker, core.recording, *how)
             core.meter.tracker = self._writing.cost
-            if self.to.lacks:
-                core.notice("info", self.to.lacks)
+            if self.tracker.lacks:
+                core.notice("info", self.tracker.lacks)
 
     def end_writing(self) -> None:
         """Write to the tracker what is not written yet, without a lock: it may take long."""
@@ -66,7 +66,7 @@ class Reports:
         """Report what is certain now that the loop has ended."""
         self._diagnose(session, passes, count, taken, step=None)
         self._diagnostics = None
-        self._tell_dropped(session)
+        self._report_dropped(session)
 
     def add(
         self,
@@ -85,7 +85,7 @@ class Reports:
             taken: the perturbations that were on.
         """
         self._diagnose(session, passes, count, taken, step=step)
-        self._tell_dropped(session)
+        self._report_dropped(session)
 
     def warnings(self) -> list[str]:
         """The new warnings, for the loop's own thread to give."""
@@ -117,7 +117,7 @@ class Reports:
         if uncalled is not None:
             texts[MODEL] = f"{uncalled.what}: {uncalled.advice}."
         idle = diagnostics.idle(core.handles.expected(taken), session.reached(), passes)
-        core.handles.tell_idle(idle)
+        core.handles.set_idle(idle)
         on = {handle.id: handle for handle in taken}
         for number, why in diagnostics.certainly_idle(idle, step, over=over).items():
             if number in on:
@@ -131,7 +131,7 @@ class Reports:
                 core.notice("warning", text, on[number].site if number in on else None)
                 self._warnings.append(text)
 
-    def _tell_dropped(self, session: Session) -> None:
+    def _report_dropped(self, session: Session) -> None:
         dropped = list(dropped_warnings(session, over=self._diagnostics is None))
         for text in (*dropped, *failure_warnings(session)):
             self._core.notice("warning", text)

@@ -37,17 +37,17 @@ class Targets:
         require_perturbation(perturbation)
         only, rows = chosen_layer(only)
         if isinstance(only, str):  # an operation that is perturbed is shown from then on
-            self._rerun.show(with_operation(self._core, only))
+            self._rerun.show_sites(with_operation(self._core, only))
         if isinstance(perturbation, ParameterPerturbation):
             sites = parameter_keys(self._core.model, only)
         else:
-            sites = self._called(only)
+            sites = self._called_sites(only)
         self._check(perturbation, sites, rows)
         name = only if isinstance(only, str) else ", ".join(sites)
         name += "".join(f"[{i}]" for i in rows)
         return self._core.handles.add(name, sites, perturbation, rows)
 
-    def _called(self, only: Only) -> list[str]:
+    def _called_sites(self, only: Only) -> list[str]:
         """The keys of the sites that are both selected and called."""
         selection, trace = Selection(only), self._core.trace
         called = dict.fromkeys(call.site for call in trace.calls)
@@ -62,12 +62,12 @@ class Targets:
             )
         ]
         if not sites:
-            missing = self._core.missing if only in self._core.given.terms else ""
-            text = no_match_text(selection, sorted(called)) + self._left_out(selection)
+            missing = self._core.missing if only in self._core.user_selection.terms else ""
+            text = no_match_text(selection, sorted(called)) + self._how_to_show(selection)
             raise ValueError(missing or text)
         return sites
 
-    def _left_out(self, selection: Selection) -> str:
+    def _how_to_show(self, selection: Selection) -> str:
         """How to see a method that the inspector's own `only=` leaves out."""
         shown, model = self._core.selection, self._core.trace.modules
         for site in model:
@@ -81,13 +81,13 @@ class Targets:
     def _check(self, one: AnyPerturbation, sites: Sequence[str], rows: tuple[int, ...]) -> None:
         """Raise an error if a perturbation has no meaning in the pass on screen."""
         if isinstance(one, ParameterPerturbation):
-            self._rerun.reached().check_parameters(one, sites, rows)
+            self._rerun.perturbable_sites().check_parameters(one, sites, rows)
         elif fits_row(one) and not rows:
             outputs = {call.site: call.output for call in self._core.trace.calls}
             for site in sites:
                 check_applies(one, site, outputs[site])
         else:
-            self._rerun.reached().check(one, sites, rows)
+            self._rerun.perturbable_sites().check(one, sites, rows)
 
     def _check_value(self, value: AnyPerturbation, handle: Handle) -> None:
         same = place_of(value, handle.sites, handle.rows) == handle.place

@@ -19,8 +19,7 @@ from jax._src.lax.control_flow import conditionals, loops
 from jax.experimental.layout import Format, Layout
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from marked import Watch, mark
-from taking import (
+from launches import (
     LOSS,
     SUM,
     X,
@@ -32,6 +31,7 @@ from taking import (
     taken,
     twice,
 )
+from marked import Watch, mark
 
 from nnx_inspector._compat.launching import executables, jit_calls
 from nnx_inspector._compat.launching.launch import LaunchInterception

@@ -14,8 +14,7 @@ import marked
 import numpy as np
 import pytest
 from interrupts import Interrupt
-from marked import Watch, mark
-from taking import (
+from launches import (
     BARE,
     LOSS,
     SUM,
@@ -29,6 +28,7 @@ from taking import (
     taken,
     twice,
 )
+from marked import Watch, mark
 
 from nnx_inspector._compat import configuration, jaxprs
 from nnx_inspector._compat.launching import jit_calls

@@ -17,8 +17,7 @@ import pytest
 from devices import on_four_devices
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
-from marked import Watch, mark
-from taking import (
+from launches import (
     BATCH,
     HALVES,
     LOSS,
@@ -34,6 +33,7 @@ from taking import (
     taken,
     twice,
 )
+from marked import Watch, mark
 
 
 def mesh_of(kind: Any = AxisType.Auto) -> Any:

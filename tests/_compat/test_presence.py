@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import marked
 import pytest
+from launches import BATCH, HALVES, SUM, X, branches, close, halved, halvings, in_thread, run, taken
 from marked import Watch, mark
-from taking import BATCH, HALVES, SUM, X, branches, close, halved, halvings, in_thread, run, taken
 
 from nnx_inspector._compat import jaxprs
 from nnx_inspector._compat.launching.launch import LaunchInterception

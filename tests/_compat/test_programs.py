@@ -6,7 +6,7 @@ import threading
 import jax
 import jax.numpy as jnp
 import pytest
-from held import Held
+from blocking import Blocking
 from leftovers import patched_in_jax
 
 from nnx_inspector._compat.launching import programs
@@ -68,7 +68,7 @@ def test_jax_is_as_before_afterwards():
 
 @pytest.mark.parametrize("donated", [False, True])
 def test_the_latest_program_is_waited_for_even_if_its_result_is_donated(donated):
-    held, many = Held(), jnp.ones(Held.MANY)
+    held, many = Blocking(), jnp.ones(Blocking.MANY)
     double = jax.jit(lambda x: 2 * x, donate_argnums=0)
     x = double(held(many))
     with following() as latest:

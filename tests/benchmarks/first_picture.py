@@ -103,7 +103,7 @@ def first_step(name: str, how: str) -> dict[str, float]:
     shown = how == "on screen"
     if shown:
         inspector._core.view._displayed_in = 1  # what a notebook's cell does
-        inspector._rerun.begin()
+        inspector._rerun.start_first()
     for _ in inspector.watch(range(100), every=10) if shown else inspector.watch(range(1), every=1):
         jax.block_until_ready(nets.train_step(model, optimizer, x, y))
         break

@@ -27,14 +27,14 @@ WAIT = 60.0
 """The time limit in seconds; runs share two cores with others."""
 expect.set_options(timeout=WAIT * 1000)
 
-COMPILATIONS = "(insp._rerun._arming.wait(), insp._core.meter.compilations.count)[1]"
+COMPILATIONS = "(insp._rerun._compiler.wait(), insp._core.meter.compilations.count)[1]"
 """For `Notebook.ask`: the compilations so far, those for insp.run and insp.step included."""
 
 RESET_KERNEL = """
 import gc
 from nnx_inspector import Inspector
 for one in [one for one in gc.get_objects() if type(one) is Inspector]:
-    one._rerun._arming.wait()  # what is being compiled, as COMPILATIONS does
+    one._rerun._compiler.wait()  # what is being compiled, as COMPILATIONS does
     one.close()
 get_ipython().reset(new_session=False)
 """

@@ -80,7 +80,7 @@ def look_at_the_head(insp: nni.Inspector) -> None:
     commands.answer(protocol.Compare(id=1, number=STEPS, pinned=1))
     commands.answer(protocol.ShowValues(id=2, site="head", part="output", clean=False))
     commands.wait()
-    (opened,) = inside(insp).core.opened.answers().values()
+    (opened,) = inside(insp).core.page_values.answers().values()
     message = opened[0]
     assert isinstance(message, protocol.Arrays)
     commands.answer(
@@ -210,7 +210,7 @@ def test_values_and_comparisons_that_were_opened(opened: OpenPage, inspector: nn
     view.tab("values")
     expect(view.part("nni-examples")).to_have_attribute("data-value", "3")
     view.part("nni-legend-high").wait_for()
-    values = inside(inspector).core.opened.answers()
+    values = inside(inspector).core.page_values.answers()
     _, buffer = next(one for one in values.values() if isinstance(one[0], protocol.Values))
     shown = np.frombuffer(buffer, np.float32)[: 16 * 2]
     low, high = view.number("nni-legend-low"), view.number("nni-legend-high")

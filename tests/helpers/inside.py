@@ -11,13 +11,13 @@ from nnx_inspector import Inspector
 from nnx_inspector.background import Worker
 from nnx_inspector.inspector.commands import Commands
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.diagnosing import Diagnosing
+from nnx_inspector.inspector.diagnosis import Diagnosis
 from nnx_inspector.inspector.loops import Loops
 from nnx_inspector.inspector.nnx.page import Pages
 from nnx_inspector.inspector.passes.rerun import Reruns
 from nnx_inspector.inspector.passes.sweeps import Sweeps
 from nnx_inspector.inspector.studies.studies import Studies
-from nnx_inspector.inspector.values.opening import Opening
+from nnx_inspector.inspector.values.array_reader import ArrayReader
 from nnx_inspector.live.session import Session
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import Screen
@@ -36,7 +36,7 @@ class inside:
         # each answers in a thread of its own, for which a test waits
         self.sweeps: Sweeps = insp._sweeps
         self.studies: Studies = insp._studies
-        self.diagnosing: Diagnosing = insp._diagnosing
+        self.diagnosis: Diagnosis = insp._diagnosis
         self.pages: Pages = insp._pages
 
     @property
@@ -45,9 +45,9 @@ class inside:
         return self.core.view
 
     @property
-    def opening(self) -> Opening:
+    def array_reader(self) -> ArrayReader:
         """Reads what is opened, an array or a slice of it."""
-        return self.core.opening
+        return self.core.array_reader
 
     @property
     def notices(self) -> list[str]:
@@ -69,7 +69,7 @@ class inside:
     @property
     def arming(self) -> Worker:
         """The thread that compiles ahead."""
-        return self.rerun._arming
+        return self.rerun._compiler
 
     @property
     def session(self) -> Session:

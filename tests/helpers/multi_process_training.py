@@ -2,7 +2,7 @@
 recorded, and what they trained beside what the same loop trains bare.
 
 `python multi_process_training.py ADDRESS NUMBER COUNT CASE ...`, run by `test_processes`, which
-gives the devices. The cases of `inspected_apart` are run too.
+gives the devices. The cases of `inspector_in_job` are run too.
 What the second process compiles in a thread is never ready, and that of the first one always is:
 they launch the same programs however long one of them takes.
 """
@@ -213,7 +213,7 @@ def loops(
 
 
 def main(address: str, number: int, count: int, names: Sequence[str]) -> None:
-    import inspected_apart  # which reads this module
+    import inspector_in_job  # which reads this module
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, count, number, initialization_timeout=60)
@@ -229,7 +229,7 @@ def main(address: str, number: int, count: int, names: Sequence[str]) -> None:
                 mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
                 context = contextlib.nullcontext() if name == "local" else jax.set_mesh(mesh)
                 with context:
-                    said = {"name": name, **getattr(inspected_apart, name)(mesh)}
+                    said = {"name": name, **getattr(inspector_in_job, name)(mesh)}
         print(json.dumps({**said, "warnings": [str(one.message) for one in found]}), flush=True)
 
 

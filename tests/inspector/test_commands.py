@@ -62,7 +62,7 @@ class Fake:
         if perturbation is not None:
             handle.perturbation = perturbation
 
-    def wanted(self, only, perturbation):
+    def request(self, only, perturbation):
         return only, perturbation.python(short=True)
 
     def queue(self, sweep):
@@ -106,7 +106,11 @@ class Replies:
 
 def commands(fake, view):
     core = types.SimpleNamespace(handles=fake, view=view, closing=contextlib.ExitStack())
-    core.trace, core.known, core.opening = Trace((), (), (), (), {}), lambda site: site, fake
+    core.trace, core.require_site, core.array_reader = (
+        Trace((), (), (), (), {}),
+        lambda site: site,
+        fake,
+    )
     parts = dict.fromkeys(("targets", "sweeps", "studies", "pages", "rerun"), fake)
     return Commands(core, **parts)
 
@@ -286,7 +290,7 @@ def test_what_may_take_long_is_answered_in_order_before_its_reply_in_a_thread(fa
             raise KeyError("'bad' is not there.")
         return (request.site, None)
 
-    monkeypatch.setattr("nnx_inspector.inspector.commands.look", look)
+    monkeypatch.setattr("nnx_inspector.inspector.commands.answer_look", look)
     view = Replies()
     view.screen = types.SimpleNamespace(
         send=lambda *sent: said.append(sent),
@@ -312,7 +316,7 @@ def test_a_look_does_not_wait_for_values_that_are_being_compiled(fake, monkeypat
     compiled, replies = threading.Event(), {1: threading.Event(), 2: threading.Event()}
     module = "nnx_inspector.inspector.commands"
     monkeypatch.setattr(f"{module}.read_values", lambda *_: compiled.wait(60) and None)
-    monkeypatch.setattr(f"{module}.look", lambda core, request: None)
+    monkeypatch.setattr(f"{module}.answer_look", lambda core, request: None)
     view = Replies()
     view.screen = types.SimpleNamespace(reply=lambda number, error="": replies[number].set())
     one = commands(fake, view)

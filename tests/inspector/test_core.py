@@ -15,10 +15,10 @@ ROOM = pathlib.Path(nni.__file__).parent / "inspector"
 X = jnp.ones((4, 3))
 
 
-def test_passes_reach_the_recording_through_one_door(monkeypatch):
+def test_passes_reach_the_recording_through_one_door(inspect, monkeypatch):
     doors = {"core.py", "watch.py"}  # of an inspector, and of a script
     assert {x.name for x in ROOM.rglob("*.py") if "recording.append(" in x.read_text()} == doors
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
     assert len(insp.recording) == 1  # it waits for the first pass
     record, through = inside(insp).core.record_pass, []
 
@@ -40,7 +40,6 @@ def test_passes_reach_the_recording_through_one_door(monkeypatch):
     assert through[:4] == kinds
     assert [kind for _, kind, _ in through[4:]] == ["watch"] * 3
     assert [(p.step, p.kind, p.perturbed) for p in insp.recording.passes[1:]] == through
-    insp.close()
 
 
 class Setting(types.SimpleNamespace):
@@ -48,15 +47,14 @@ class Setting(types.SimpleNamespace):
         return self.what == other.what
 
 
-def test_settings_have_equal_numbers_while_they_are_alike():
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+def test_settings_have_equal_numbers_while_they_are_alike(inspect):
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
     before = len(insp.recording)
     for what in ("", "a", "a", "b", "", "b", "b"):
         setting = Setting(active=bool(what), what=what)
         inside(insp).core.record_pass(0, {}, kind="run", setting=setting)
     assert [p.setting for p in insp.recording.passes[before:]] == [0, 1, 1, 2, 0, 3, 3]
-    assert inside(insp).core.settings == 3
-    insp.close()
+    assert inside(insp).core.setting_number == 3
 
 
 def test_whoever_holds_a_handle_or_a_loop_holds_the_inspector():
@@ -72,7 +70,7 @@ def test_whoever_holds_a_handle_or_a_loop_holds_the_inspector():
     # what a handle keeps alive while its inspector is gone
     loops = handle._owner.on_change.__self__
     core = loops._core
-    loops._rerun.first()
+    loops._rerun.wait_for_first()
     assert len(core.recording) == 1
     handle.enabled = False
     assert len(core.recording) == 2

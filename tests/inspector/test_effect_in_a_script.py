@@ -27,11 +27,12 @@ def train_step(model: Any, optimizer: Any, x: Any) -> Any:
     return loss
 
 
-def begun() -> tuple[Any, Any, Any]:
+@pytest.fixture
+def training(inspect: Any) -> tuple[Any, Any, Any]:
     rngs = nnx.Rngs(0)
     model = nnx.Sequential(nnx.Linear(4, 5, rngs=rngs), jnp.tanh, nnx.Linear(5, 2, rngs=rngs))
     optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-    return model, optimizer, nni.Inspector(model, X, display=False)
+    return model, optimizer, inspect(model, X)
 
 
 def by_hand(model: Any, one: Any) -> float:
@@ -49,8 +50,8 @@ def by_hand(model: Any, one: Any) -> float:
     "one", [nni.Scale(0.5), nni.Noise(0.5, seed=3), nni.Zero().only([1]), nni.Shift(1.0, 0.5)]
 )
 @pytest.mark.parametrize("when", [0, 2])
-def test_it_is_that_of_the_model_as_it_is(one: Any, when: int):
-    model, optimizer, insp = begun()
+def test_it_is_that_of_the_model_as_it_is(training: Any, one: Any, when: int):
+    model, optimizer, insp = training
     for step, batch in enumerate(insp.watch([X] * 5, every=1)):
         if step == when:
             handle = insp.perturb("layers/0", one)
@@ -64,11 +65,10 @@ def test_it_is_that_of_the_model_as_it_is(one: Any, when: int):
     np.testing.assert_allclose(insp.effect.output_change, by_hand(model, one), rtol=1e-4)  # type: ignore[union-attr]
     handle.enabled = False
     assert insp.effect is None
-    insp.close()
 
 
-def test_after_a_loop_in_which_nobody_asked():
-    model, optimizer, insp = begun()
+def test_after_a_loop_in_which_nobody_asked(training: Any):
+    model, optimizer, insp = training
     insp.perturb("layers/0", nni.Scale(0.5))
     for batch in insp.watch([X] * 3, every=1):
         train_step(model, optimizer, batch)
@@ -76,22 +76,20 @@ def test_after_a_loop_in_which_nobody_asked():
     change = insp.effect.output_change  # type: ignore[union-attr]
     np.testing.assert_allclose(change, by_hand(model, nni.Scale(0.5)), rtol=1e-4)
     assert len(insp.recording) == passes, "reading it records nothing"
-    insp.close()
 
 
-def test_another_handle_of_the_same_kind_has_its_own():
-    model, optimizer, insp = begun()
+def test_another_handle_of_the_same_kind_has_its_own(training: Any):
+    model, optimizer, insp = training
     handle = insp.perturb("layers/0", nni.Scale(0.5))
     for factor, batch in zip((0.5, 0.1, 2.0), insp.watch([X] * 3, every=1), strict=True):
         handle.perturbation = nni.Scale(factor)
         change = insp.effect.output_change  # type: ignore[union-attr]
         np.testing.assert_allclose(change, by_hand(model, nni.Scale(factor)), rtol=1e-4)
         train_step(model, optimizer, batch)
-    insp.close()
 
 
-def test_from_another_thread_it_waits_for_the_loop():
-    model, optimizer, insp = begun()
+def test_from_another_thread_it_waits_for_the_loop(training: Any):
+    model, optimizer, insp = training
     insp.perturb("layers/0", nni.Noise(0.5))
     found: list[Any] = []
     for batch in insp.watch([X], every=1):
@@ -100,4 +98,3 @@ def test_from_another_thread_it_waits_for_the_loop():
         reader.join()
         train_step(model, optimizer, batch)
     assert found == [None]
-    insp.close()

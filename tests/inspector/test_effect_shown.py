@@ -9,15 +9,15 @@ import pytest
 from fake_browser import FakeBrowser
 from flax import nnx
 from inside import inside
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.passes.rerun import (
-    FAILED,
+    EFFECT_FAILED,
     MEASURE_AGAIN,
     NEW_PROGRAM,
     NEXT_STEP,
-    NOTHING,
+    NOT_PERTURBED,
 )
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.presenter import NOT_MEASURED
@@ -48,23 +48,22 @@ def train_step(model, optimizer, x):
 
 @pytest.fixture(scope="module")
 def reused():
-    one = Reused(Net(nnx.Rngs(0)), X)
+    one = ReusedModel(Net(nnx.Rngs(0)), X)
     yield one
     one.close()
 
 
 @pytest.fixture
 def model(reused):
-    return reused.as_made()
+    return reused.reset()
 
 
 @pytest.fixture
-def insp(model):
-    inspector = nni.Inspector(model, X, display=False)
-    inside(inspector).rerun.first()
+def insp(inspect, model):
+    inspector = inspect(model, X)
+    inside(inspector).rerun.wait_for_first()
     yield inspector
     inside(inspector).arming.join()
-    inspector.close()
 
 
 @pytest.fixture
@@ -99,10 +98,10 @@ def test_what_is_switched_off_in_a_loop_has_no_effect_any_more(insp, model, trai
             assert said(insp) == (None, NEXT_STEP)
         if i == 5:
             handle.enabled = False
-            assert said(insp) == (None, NOTHING)
+            assert said(insp) == (None, NOT_PERTURBED)
         train()
     assert [effect is not None for effect, _ in seen] == [False] * 3 + [True] * 3 + [False] * 3
-    assert {why for _, why in seen[:2] + seen[6:]} == {NOTHING}
+    assert {why for _, why in seen[:2] + seen[6:]} == {NOT_PERTURBED}
     assert insp.effect is None
 
 
@@ -114,7 +113,7 @@ def test_in_a_loop_the_figures_are_of_what_is_named(insp, model, train):
         if i == 1:
             assert said(insp)[0].perturbed["loss"] == pytest.approx(losses(model, 0), rel=1e-5)
             zero.remove()
-            assert said(insp) == (None, NOTHING)
+            assert said(insp) == (None, NOT_PERTURBED)
             scale = insp.perturb("a", nni.Scale(2.0))
             assert said(insp) == (None, NEXT_STEP)
         if i == 3:
@@ -193,23 +192,22 @@ def test_a_pass_that_cannot_be_made_leaves_no_figures(insp, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(inside(insp).core.programs, "run", fails)
         handle.strength = 3.0
-    assert said(insp) == (None, FAILED)
+    assert said(insp) == (None, EFFECT_FAILED)
     handle.strength = 4.0
     assert insp.effect is not None
 
 
-def test_in_modes_in_which_the_example_cannot_run_there_are_no_figures(model):
+def test_in_modes_in_which_the_example_cannot_run_there_are_no_figures(inspect, model):
     def call(self, x):
         assert self.drop.deterministic, "not in these modes"
         return self.b(self.a(x))
 
     cls = type("Choosy", (Net,), {"__call__": call})
-    insp = nni.Inspector(cls(nnx.Rngs(0)), X, display=False)
+    insp = inspect(cls(nnx.Rngs(0)), X)
     insp.perturb("a", nni.Zero())
     assert insp.effect is not None
     insp.modes.set(deterministic=False)
     assert said(insp) == (None, MEASURE_AGAIN)
-    insp.close()
 
 
 def test_it_tells_that_the_model_was_updated_since(insp, train):
@@ -225,13 +223,13 @@ def test_it_tells_that_the_model_was_updated_since(insp, train):
     assert insp.effect.source == "the last step"
 
 
-def test_what_is_compiled_late_is_not_of_another_state_of_the_model(monkeypatch):
+def test_what_is_compiled_late_is_not_of_another_state_of_the_model(inspect, monkeypatch):
     """The change of the output is measured when its program is compiled; the model may have changed
     by then.
     """
     model = Net(nnx.Rngs(0))  # no other test has compiled it
-    insp = nni.Inspector(model, X, display=False)
-    inside(insp).rerun.first()
+    insp = inspect(model, X)
+    inside(insp).rerun.wait_for_first()
     arming, jobs = inside(insp).arming, []
     monkeypatch.setattr(arming, "submit_instead", jobs.append)
     insp.perturb("a", nni.Scale(2.0))
@@ -239,10 +237,9 @@ def test_what_is_compiled_late_is_not_of_another_state_of_the_model(monkeypatch)
     model.b.bias[...] += 100.0
     for job in jobs:
         job()
-    inside(insp).rerun._armed()  # as its thread says when it is done
+    inside(insp).rerun._compilation_ended()  # as its thread says when it is done
     assert not insp.effect.sites
     assert insp.effect.output_change == before
-    insp.close()
 
 
 def test_the_browser_never_gets_an_effect_of_something_else(insp, train, monkeypatch):

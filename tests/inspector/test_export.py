@@ -18,7 +18,7 @@ import nnx_inspector as nni
 from nnx_inspector.inspector.export import content_of
 from nnx_inspector.inspector.nnx.modes import Modes
 from nnx_inspector.inspector.nnx.page import Pages
-from nnx_inspector.inspector.panels import look
+from nnx_inspector.inspector.panels import answer_look
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.export import replay
 
@@ -69,7 +69,7 @@ def test_its_state_is_the_screens_at_rest(insp, unpacked):
 @pytest.mark.parametrize("what", ["code", "units"])
 @pytest.mark.parametrize("site", ["", "a", "b"])
 def test_an_answer_is_the_one_that_the_screen_gets(insp, unpacked, what, site):
-    message, buffer = look(inside(insp).core, protocol.Look(id=0, what=what, site=site))
+    message, buffer = answer_look(inside(insp).core, protocol.Look(id=0, what=what, site=site))
     kept = answers(unpacked, what)[site]
     assert protocol.from_header(kept["header"]) == message
     assert unpacked.buffer(kept) == (buffer or b"")
@@ -88,12 +88,12 @@ def test_flow_and_state_of_every_module_are_there(unpacked):
 
 def test_it_changes_neither_the_model_nor_what_the_screen_remembers(insp, tmp_path):
     before = [np.asarray(x) for x in jax.tree.leaves(nnx.state(insp.model))]
-    remembered, selected = inside(insp).pages._looked, insp.selected  # what an export must leave
+    remembered, selected = inside(insp).pages._snapshots, insp.selected  # what an export must leave
     passes = len(insp.recording)
     insp.to_html(tmp_path / "again.html")
     after = [np.asarray(x) for x in jax.tree.leaves(nnx.state(insp.model))]
     assert all((a == b).all() for a, b in zip(before, after, strict=True))
-    assert (inside(insp).pages._looked, insp.selected, len(insp.recording)) == (
+    assert (inside(insp).pages._snapshots, insp.selected, len(insp.recording)) == (
         remembered,
         selected,
         passes,
@@ -111,14 +111,13 @@ def test_of_large_models_the_selected_and_the_topmost_are_detailed(
     assert "The details of 2 of 3 modules are kept." in index["note"]
 
 
-def test_what_cannot_be_told_is_told_in_words(tmp_path: pathlib.Path):
+def test_what_cannot_be_told_is_told_in_words(inspect, tmp_path: pathlib.Path):
     model = nnx.Sequential(nnx.Linear(3, 2, rngs=nnx.Rngs(0)), lambda x: x.sum())
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     insp.to_html(tmp_path / "run.html")
     units = dict(read_page((tmp_path / "run.html").read_text()).index["answers"]["units"])
     assert "no array of numbers with an axis" in units[""]["error"]
     assert units["layers/0"]["header"]["units"] == 2
-    insp.close()
 
 
 def test_a_closed_inspector_still_has_its_page(tmp_path: pathlib.Path):
@@ -131,17 +130,16 @@ def test_a_closed_inspector_still_has_its_page(tmp_path: pathlib.Path):
     assert not index["state"]["closed"]
 
 
-def test_the_pictures_of_the_batch_are_on_the_page(tmp_path):
+def test_the_pictures_of_the_batch_are_on_the_page(inspect, tmp_path):
     images = jax.random.uniform(jax.random.key(0), (3, 9, 8, 1))
     conv = nnx.Conv(1, 2, (3, 3), rngs=nnx.Rngs(0))
-    insp = nni.Inspector(conv, images, display=False)
+    insp = inspect(conv, images)
     insp.to_html(tmp_path / "run.html")
     index = read_page((tmp_path / "run.html").read_text()).index
     (kept,) = (one for one in index["kept"] if one["type"] == "inputs")
     pictures = protocol.from_header(kept).pictures
     pixels = np.frombuffer(base64.b64decode(pictures.pixels), np.uint8).reshape(3, 9, 8, 1)
     np.testing.assert_array_equal(pixels, np.rint(np.asarray(images) * 255))
-    insp.close()
 
 
 def test_the_model_is_read_once_for_the_pages_of_all_modules(insp, monkeypatch):

@@ -115,7 +115,7 @@ def test_a_handle_that_is_taken_back_leaves_the_places_as_they_were(handles):
         before = handles.layout
         handle = handles.add("a", ["a"], one)
         assert kinds(handles.setting()) == ["Clamp", "Noise", type(one).__name__]
-        handles.take_back(handle, before)
+        handles.undo_add(handle, before)
         assert handles.setting().places == room
         assert kinds(handles.setting()) == ["Noise", "Clamp"]
         assert handle.removed

@@ -13,7 +13,7 @@ import pytest
 from fake_browser import FakeBrowser
 from flax import nnx
 from inside import inside, receive
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
 from nnx_inspector.screen import protocol
@@ -51,14 +51,14 @@ def browser(monkeypatch):
 
 @pytest.fixture(scope="module")
 def reused():
-    one = Reused(Net(nnx.Rngs(0)), X)
+    one = ReusedModel(Net(nnx.Rngs(0)), X)
     yield one
     one.close()
 
 
 @pytest.fixture
 def model(reused):
-    return reused.as_made()
+    return reused.reset()
 
 
 @pytest.fixture
@@ -117,11 +117,11 @@ def test_the_effect_is_the_clean_pass_beside_the_perturbed_one(insp, model):
     clean = insp.effect.clean
     handle = insp.perturb("b", nni.Zero())
     assert insp.effect.clean == clean
-    compiled = inside(insp).core.meter.compilations
+    compiled = inside(insp).core.meter.compilations.count
     assert insp.effect.perturbed == {"loss": 0.0, "largest": 0.0}
     handle.enabled = False
     assert insp.effect.perturbed == clean, "the old figures are back, exactly"
-    assert inside(insp).core.meter.compilations == compiled, "no toggle compiles anything"
+    assert inside(insp).core.meter.compilations.count == compiled, "no toggle compiles anything"
 
 
 def test_the_effect_on_the_example_is_the_change_of_the_output(insp):
@@ -319,7 +319,7 @@ def test_run_without_arguments_runs_what_was_run_last_and_at_first_the_example(i
 def test_a_pushed_record_stays_the_newest_while_the_first_pass_is_made(model, browser):
     _, record = nni.capture(model)(X)
     inspector = nni.Inspector(model, X)
-    inside(inspector).rerun.begin()  # as a notebook's cell does that shows it
+    inside(inspector).rerun.start_first()  # as a notebook's cell does that shows it
     inspector.push(record)
     inside(inspector).rerun.wait()
     kinds = [one.kind for one in inspector.recording.passes]
@@ -354,7 +354,7 @@ def test_nothing_is_drawn_or_diagnosed_until_a_view_may_be_there(browser, model,
     train = nnx.jit(lambda model, x: loss_fn(model, x)[0])
     for x in insp.watch([X] * 3, every=1):
         train(model, x)
-    inside(insp).diagnosing.wait()
+    inside(insp).diagnosis.wait()
     assert not browser.messages("frame")
     assert inside(insp).view.last_message("findings") is None
     browser.replies_to(
@@ -596,7 +596,7 @@ def test_close_frees_both_widgets_and_a_dropped_inspector_is_freed(model, browse
     insp.close()
     assert held_by_ipywidgets() == before
     dropped = nni.Inspector(model, X)
-    inside(dropped).diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
+    inside(dropped).diagnosis.wait()  # a thread that reads it keeps it alive meanwhile
     alive = weakref.ref(inside(dropped).core)
     del dropped
     gc.collect()

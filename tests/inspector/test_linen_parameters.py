@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import nnx_inspector as nni
-
 
 class Encoder(nn.Module):
     @nn.compact
@@ -52,10 +50,10 @@ X = jnp.linspace(-1.0, 1.0, 24).reshape(4, 6)
 
 @pytest.mark.parametrize("linen", [Encoder, Deep, Scanned])
 @pytest.mark.parametrize("bare", [True, False])
-def test_what_the_trace_counts_is_listed(linen: Any, bare: bool):
+def test_what_the_trace_counts_is_listed(inspect, linen: Any, bare: bool):
     model: Any = Net(linen(), X, rngs=nnx.Rngs(0))
     model = model.encoder if bare else model
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     counts = insp.trace.to_frame().set_index("site").parameters
     sites = [site for site in counts.index if counts[site] and insp.parameters(site)]
     assert sites == [site for site in counts.index if counts[site]]
@@ -70,15 +68,13 @@ def test_what_the_trace_counts_is_listed(linen: Any, bare: bool):
         assert sum(np.size(paths[path]) for path in listed) == counts[site]
         of_site = [one.path for one in facts if one.site == site]
         assert of_site == [p for p in listed if p.rpartition("/")[0] == site], site
-    insp.close()
 
 
-def test_the_case_of_the_issue_and_a_site_without_parameters():
-    insp = nni.Inspector(Net(Encoder(), X, rngs=nnx.Rngs(0)), X, display=False)
+def test_the_case_of_the_issue_and_a_site_without_parameters(inspect):
+    insp = inspect(Net(Encoder(), X, rngs=nnx.Rngs(0)), X)
     kernel = insp.model.encoder.wide["kernel"][...]
     found = insp.parameters("encoder/wide")["encoder/wide/kernel"]
     np.testing.assert_allclose(found.std, np.std(kernel), rtol=1e-5)
     assert insp.parameters("encoder").keys() > insp.parameters("encoder/wide").keys()
     with pytest.raises(ValueError, match="closest"):
         insp.parameters("encoder/narrow")
-    insp.close()

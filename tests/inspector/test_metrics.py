@@ -87,9 +87,9 @@ def test_a_donated_metric_is_told_and_those_after_it_are_recorded(wait_until: in
     assert recording.curves()["kept"].tolist() == [[3.0, 2.0]]
 
 
-def test_a_loop_goes_on_and_each_name_is_told_once() -> None:
+def test_a_loop_goes_on_and_each_name_is_told_once(inspect) -> None:
     model, x = nnx.Linear(2, 2, rngs=nnx.Rngs(0)), jnp.ones((1, 2))
-    insp = nni.Inspector(model, x, display=False)
+    insp = inspect(model, x)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step, batch in enumerate(insp.watch([x] * 3, every=1)):
@@ -101,13 +101,11 @@ def test_a_loop_goes_on_and_each_name_is_told_once() -> None:
     texts = inside(insp).notices
     assert any("'accuracy' is not a real scalar (float64[2])" in text for text in texts)
     assert insp.recording.curves()["good"][:, 1].tolist() == [0.0, 1.0, 2.0]
-    insp.close()
 
 
-def test_a_call_that_leaves_out_a_name_shows_one_that_does_not():
-    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+def test_a_call_that_leaves_out_a_name_shows_one_that_does_not(inspect):
+    insp = inspect(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
     with pytest.raises(TypeError, match=r"insp\.metrics\(loss=0\.3\)"):
         insp.metrics(0.3)
     with pytest.raises(TypeError, match=r"insp\.examples\(batches, 'encoder'\)"):
         insp.examples(jnp.ones((4, 2)))
-    insp.close()

@@ -8,10 +8,10 @@ from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import Shared, Stacked, TreeOutput
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.panels import look
+from nnx_inspector.inspector.panels import answer_look
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.units import Units
 
@@ -42,16 +42,14 @@ X = jax.random.normal(jax.random.key(1), (9, 4))
 def reused():
     model = Net(nnx.Rngs(0))
     model.up.bias[...] = model.up.bias[...].at[2].set(-50.0).at[5].set(jnp.nan)
-    one = Reused(model, X)
+    one = ReusedModel(model, X)
     yield one
     one.close()
 
 
 @pytest.fixture
-def insp(reused):
-    with_screen = nni.Inspector(reused.as_made(), X, display=False)
-    yield with_screen
-    with_screen.close()
+def insp(inspect, reused):
+    return inspect(reused.reset(), X)
 
 
 def arrays(model):
@@ -59,7 +57,7 @@ def arrays(model):
 
 
 def seen(insp, what, site):
-    return look(inside(insp).core, protocol.Look(id=4, what=what, site=site))
+    return answer_look(inside(insp).core, protocol.Look(id=4, what=what, site=site))
 
 
 # ------------------------------------------------------------------- parameters
@@ -79,16 +77,15 @@ def test_the_figures_of_parameters_are_those_of_numpy(insp):
         np.testing.assert_allclose(figures, expected, rtol=1e-5)
 
 
-def test_the_parameters_of_a_module_come_before_those_of_its_children(insp):
+def test_the_parameters_of_a_module_come_before_those_of_its_children(inspect, insp):
     assert list(insp.parameters("")) == [
         "down/bias", "down/kernel", "norm/bias", "norm/scale", "up/bias", "up/kernel"
     ]  # fmt: skip
     assert insp.parameters("hidden") == {}
     model = Net(nnx.Rngs(0))
     model.own = nnx.Param(jnp.ones(2))
-    other = nni.Inspector(model, X, display=False)
+    other = inspect(model, X)
     assert next(iter(other.parameters(""))) == "own"
-    other.close()
 
 
 def test_a_shared_parameter_is_there_once():
@@ -189,13 +186,13 @@ def past(x):
         *((past, None), (nnx.leaky_relu, None), (nnx.tanh, None)),
     ],
 )
-def test_dead_channels_are_those_that_the_activation_turns_off(act, below):
+def test_dead_channels_are_those_that_the_activation_turns_off(inspect, act, below):
     model = Convolutional(act, nnx.Rngs(0))
     model.conv.bias[...] = jnp.linspace(-20, 4, 16)
     model.conv.kernel[...] = model.conv.kernel[..., :].at[..., 15].set(0)
     model.conv.bias[...] = model.conv.bias[...].at[15].set(0)  # exactly 0 wherever it goes
     x = jax.random.normal(jax.random.key(0), (4, 8, 8, 1))
-    insp = nni.Inspector(model, jnp.ones((2, 8, 8, 1)), display=False)
+    insp = inspect(model, jnp.ones((2, 8, 8, 1)))
     insp.run(x)
     units = insp.units("conv")
     values = np.asarray(jax.lax.conv_general_dilated(
@@ -208,7 +205,6 @@ def test_dead_channels_are_those_that_the_activation_turns_off(act, below):
     assert units.to_frame()["dead"].tolist() == expected.tolist()
     message, _ = seen(insp, "units", "conv")
     assert (message.axes[0], message.each) == ("batch (4)", 4 * 8 * 8)  # not the example's batch
-    insp.close()
 
 
 def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing(insp):
@@ -222,30 +218,29 @@ def test_units_are_compiled_once_a_site_and_a_mask_that_changes_compiles_nothing
         assert insp.units("up").dead.tolist() == [False, False, True, *[False] * 4]
     # the diagnosis goes on beside it: it searches each new pass for the operation of its NaN
     events = zip(compiled.threads, compiled.kinds, strict=True)
-    assert [event for event in events if event[0] != "nnx_inspector.diagnosing"] == []
+    assert [event for event in events if event[0] != "nnx_inspector.diagnosis"] == []
 
 
-def test_units_of_one_layer_of_a_stack_and_of_all():
-    insp = nni.Inspector(Stacked(nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
+def test_units_of_one_layer_of_a_stack_and_of_all(inspect):
+    insp = inspect(Stacked(nnx.Rngs(0)), jnp.ones((2, 3)))
     site = next(c.site for c in insp.trace.calls if c.stacked)
     whole, first = insp.units(site), insp.units(f"{site}[0]")
     assert len(whole) == len(first)
     assert whole.size[0] > first.size[0] > 0
     message, _ = seen(insp, "units", f"{site}[0]")
     assert message.site == f"{site}[0]"
-    insp.close()
 
 
-def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
+def test_heads_are_units_along_their_axis_and_a_click_switches_one_off(inspect):
     attention = nnx.MultiHeadAttention(
         num_heads=2, in_features=6, decode=False, deterministic=True, rngs=nnx.Rngs(0)
     )
     x = jax.random.normal(jax.random.key(0), (3, 4, 6))
-    insp = nni.Inspector(attention, x, display=False)
+    insp = inspect(attention, x)
     values = np.asarray(insp.values("value"), np.float64)
     figures = insp.units("value", axis=-2)
     np.testing.assert_allclose(figures.mean, values.mean((0, 1, 3)), rtol=1e-5)
-    message, buffer = look(
+    message, buffer = answer_look(
         inside(insp).core, protocol.Look(id=1, what="units", site="value", axis=-2)
     )
     assert (message.units, message.axis, message.each) == (2, -2, 36)
@@ -268,13 +263,12 @@ def test_heads_are_units_along_their_axis_and_a_click_switches_one_off():
     assert handle.perturbation.python() == "nni.Mask.without([0], units=2, axis=-2)"
     with pytest.raises(nni.InspectorError, match="no array of numbers with an axis -5"):
         insp.units("value", axis=-5)
-    insp.close()
 
 
-def test_a_mask_drawn_on_a_picture_switches_its_places_off_in_every_channel():
+def test_a_mask_drawn_on_a_picture_switches_its_places_off_in_every_channel(inspect):
     model = nnx.Conv(1, 3, (3, 3), rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (2, 4, 5, 1))
-    insp = nni.Inspector(model, x, display=False)
+    insp = inspect(model, x)
     off = np.zeros((4, 5), np.bool_)
     off[1:3, 2:] = True
     bits = np.packbits(~off).tobytes().hex()
@@ -287,15 +281,13 @@ def test_a_mask_drawn_on_a_picture_switches_its_places_off_in_every_channel():
     np.testing.assert_allclose(insp.run(x), by_hand, rtol=1e-5, atol=1e-6)
     (row,) = inside(insp).state.perturbations
     assert (row.units, row.units_off, row.mask, row.columns) == (20, 6, bits, 5)
-    insp.close()
 
 
-def test_units_of_a_pytree_are_a_pytree_and_the_screen_shows_the_first():
-    insp = nni.Inspector(TreeOutput(nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
+def test_units_of_a_pytree_are_a_pytree_and_the_screen_shows_the_first(inspect):
+    insp = inspect(TreeOutput(nnx.Rngs(0)), jnp.ones((2, 3)))
     leaves = jax.tree.leaves(insp.units(""), is_leaf=lambda x: isinstance(x, Units))
     assert len(leaves) > 1
     assert seen(insp, "units", "")[0].units == len(leaves[0])
-    insp.close()
 
 
 class Scalar(nnx.Module):
@@ -303,15 +295,14 @@ class Scalar(nnx.Module):
         return x.sum()
 
 
-def test_what_has_no_units_and_what_is_not_there_is_told(insp):
+def test_what_has_no_units_and_what_is_not_there_is_told(inspect, insp):
     with pytest.raises(ValueError, match="'nowhere'"):
         insp.units("nowhere")
     with pytest.raises(ValueError, match="'nowhere'"):
-        look(inside(insp).core, protocol.Look(id=1, what="code", site="nowhere"))
-    scalar = nni.Inspector(Scalar(), jnp.ones(3), display=False)
+        answer_look(inside(insp).core, protocol.Look(id=1, what="code", site="nowhere"))
+    scalar = inspect(Scalar(), jnp.ones(3))
     with pytest.raises(nni.InspectorError, match=r"float32\[\]: no array of numbers with an axis"):
         scalar.units("")
-    scalar.close()
 
 
 # ------------------------------------------------------------------------- code

@@ -242,14 +242,13 @@ def test_the_next_loop_writes_to_its_own_tracker_or_to_none() -> None:
     insp.close()
 
 
-def test_what_is_no_tracker_is_refused_before_anything_begins() -> None:
+def test_what_is_no_tracker_is_refused_before_anything_begins(inspect) -> None:
     model = Net()
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     with pytest.raises(TypeError, match="to takes a SummaryWriter"):
         insp.watch([X], to=3)
     with pytest.raises(TypeError, match="to takes a SummaryWriter"), nni.watch(model, to="runs"):
         raise AssertionError
-    insp.close()
 
 
 def test_what_a_tracker_does_not_take_is_said_on_screen() -> None:

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 from inside import inside
 from models import TwoLayers
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
 
@@ -30,7 +30,7 @@ only_a = nnx.jit(lambda model, x: model.a(x).mean())
 
 @pytest.fixture(scope="module")
 def model():
-    reused = Reused(TwoLayers(nnx.Rngs(0)), X)
+    reused = ReusedModel(TwoLayers(nnx.Rngs(0)), X)
     yield reused.model
     reused.close()
 

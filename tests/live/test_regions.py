@@ -14,7 +14,7 @@ from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import TwoLayers
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
 from nnx_inspector.live.inbox import Inbox
@@ -80,15 +80,15 @@ def check_passes(recording, expected, every):
 
 @pytest.fixture(scope="module")
 def reused():
-    one = Reused(made()[0], X)
+    one = ReusedModel(made()[0], X)
     yield one
     one.close()
 
 
 @pytest.fixture
 def insp(reused):
-    inspector = nni.Inspector(reused.as_made(), X, display=False)
-    inside(inspector).rerun.first()
+    inspector = nni.Inspector(reused.reset(), X, display=False)
+    inside(inspector).rerun.wait_for_first()
     yield inspector
     inspector.close()
 

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from blocking import Blocking
 from flax import nnx
-from held import Held
 
 import nnx_inspector as nni
 from nnx_inspector.live.steps import check_every
@@ -94,7 +94,7 @@ def asking(model: Chain, x: jax.Array, scale: Any) -> jax.Array:
 
 @pytest.mark.parametrize(("every", "step"), [(1, forward), (1, asking), (3, forward)])
 def test_a_step_is_started_while_the_measured_one_before_runs(every: int, step: Any) -> None:
-    held = Held()
+    held = Blocking()
     held.may_end.clear()
     model, xs = Chain(nnx.Rngs(0)), batches(6)
     insp = nni.Inspector(model, xs[0], display=False)
@@ -114,7 +114,7 @@ def test_a_step_is_started_while_the_measured_one_before_runs(every: int, step: 
 
 
 def test_a_metric_that_takes_long_holds_up_no_step() -> None:
-    held = Held()
+    held = Blocking()
     model, xs = Chain(nnx.Rngs(0)), batches(11)
     total = jax.jit(jnp.sum)
     total(held(xs[0])).block_until_ready()

@@ -14,7 +14,7 @@ import nnx_inspector as nni
 from nnx_inspector._compat import jit
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.inspector.passes.owned_passes import OwnedPasses
 from nnx_inspector.perturbations.apply_setting import PerturbableSites, parameter_keys
 from nnx_inspector.perturbations.base import Kind, PartBase
 from nnx_inspector.perturbations.perturbed import chosen_layer, perturbed
@@ -88,7 +88,7 @@ def test_values_and_gradients_are_those_of_perturbed(name):
         wanted = perturbed(loss_fn)(rules, model, X)
         np.testing.assert_allclose(owned.run(step, setting).value, wanted, rtol=1e-5)
     # what is kept: only memory shows it otherwise
-    assert sum(len(form.programs) for form in owned._made.forms.values()) == 2
+    assert sum(len(form.programs) for form in owned._cache.by_structure.values()) == 2
     after = [np.asarray(x) for x in jax.tree.leaves(nnx.state(model))]
     assert all(np.array_equal(a, b) for a, b in zip(before, after, strict=True))
 

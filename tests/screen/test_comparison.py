@@ -25,7 +25,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 @pytest.fixture
 def insp():
     made = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(made).rerun.first()
+    inside(made).rerun.wait_for_first()
     yield made
     made.close()
 
@@ -33,7 +33,7 @@ def insp():
 @pytest.fixture(scope="module")
 def other():
     made = nni.Inspector(TwoLayers(nnx.Rngs(7)), X, display=False)
-    inside(made).rerun.first()
+    inside(made).rerun.wait_for_first()
     made.close()
     return made.recording
 

@@ -30,7 +30,7 @@ def show(number, site="a", request=7):
 
 def test_a_pass_comes_whole_before_the_reply_and_beside_the_live_frames(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(insp).rerun.first()
+    inside(insp).rerun.wait_for_first()
     for scale in (2.0, 3.0):
         insp.run(scale * X)
     sent = browser.ask(insp, show(1, site="b"))
@@ -58,7 +58,7 @@ def test_a_pass_comes_whole_before_the_reply_and_beside_the_live_frames(browser)
 
 def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(insp).rerun.first()
+    inside(insp).rerun.wait_for_first()
     insp.recording.max_steps = 4
     insp.run(X)
     browser.ask(insp, show(1))
@@ -71,7 +71,7 @@ def test_a_pass_that_is_looked_at_stays_when_the_recording_thins_it_out(browser)
 
 def test_the_passes_are_told_when_there_are_new_ones(browser):
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(insp).rerun.first()
+    inside(insp).rerun.wait_for_first()
     handle = insp.perturb("a", nni.Scale(0.5))
     assert insp.effect  # waits: what ends compiling during a change makes the pass once more
     handle.perturbation = nni.Scale(0.25)

@@ -157,7 +157,7 @@ def test_a_deep_model_is_inspected(depth: int, tmp_path: Any):
     def work() -> Any:
         model = nested(depth)
         insp = nni.Inspector(model, X, display=False)
-        inside(insp).rerun.first()
+        inside(insp).rerun.wait_for_first()
         assert insp.run().shape == (2,)
         assert insp.step(loss_of, X) == 2
         step = nnx.jit(nnx.value_and_grad(loss_of))

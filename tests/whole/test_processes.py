@@ -18,7 +18,7 @@ import sys
 import tempfile
 from typing import Any
 
-import inspected_apart
+import inspector_in_job
 import multi_process_training
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def job(*names: str, count: int = 2, killed: int = -1, **more: str) -> dict[str,
 
 @pytest.fixture(scope="module")
 def quick():
-    return job("explicit", "disagreed", *inspected_apart.CASES)
+    return job("explicit", "disagreed", *inspector_in_job.CASES)
 
 
 @pytest.fixture(scope="module")
@@ -261,7 +261,7 @@ def test_a_model_of_one_process_is_inspected_as_ever(quick):
 def test_passes_that_all_processes_make_are_those_of_one(quick):
     first, second = quick["passes"]
     assert first["layouts"] == second["layouts"]
-    for layout, expected in inspected_apart.passes(None)["layouts"].items():
+    for layout, expected in inspector_in_job.passes(None)["layouts"].items():
         for what, figures in expected.items():
             close(first["layouts"][layout][what], figures, f"{layout} {what}")
     for said, other in ((first, 1), (second, 0)):
@@ -277,7 +277,7 @@ def test_passes_that_all_processes_make_are_those_of_one(quick):
 def test_a_pipeline_over_all_processes_has_the_record_of_one(runs, stages, request):
     first, *others = request.getfixturevalue(runs)["pipeline"]
     assert all(first == other for other in others)
-    alone = inspected_apart.pipeline(None, stages)
+    alone = inspector_in_job.pipeline(None, stages)
     close(first["losses"], alone["losses"], "losses")
     assert len(first["record"]) == len(alone["record"])
     for found, expected in zip(first["record"], alone["record"], strict=True):
@@ -295,7 +295,7 @@ def test_what_process_0_switches_acts_in_all_from_the_next_measured_step_on(runs
     first, *others = request.getfixturevalue(runs)["steered"]
     for other in others:
         assert other["losses"] == first["losses"]
-    close(first["losses"], inspected_apart.by_settings(), "losses")
+    close(first["losses"], inspector_in_job.by_settings(), "losses")
     for one in (first, *others):
         assert one["steps"] == [[0, False], [3, True], [6, True], [9, True], [12, False]]
     *sent, unsent = first["handles"]
@@ -351,7 +351,7 @@ def test_what_is_asked_of_a_job_acts_in_all_from_the_next_measured_step_on(runs,
         assert [step for step, on in one["steps"] if not on] == [0, 14, 16]
         assert [step for step, on in one["steps"] if on] == [3, 6, 8, 10, 11, 12]
         assert one["left"] == [[0, False], [3, True]]
-    close(first["losses"], inspected_apart.by_requests(), "losses")
+    close(first["losses"], inspector_in_job.by_requests(), "losses")
     assert [step for step, _ in first["done"]] == [3, 6, 8, 10, 14, 14, 16]
     assert first["done"][0][1] == 'run.perturb("a", nni.Scale(factor=0.5))'
     said, gone = first["refusals"], f"Process 1 of {1 + len(others)} left this loop"

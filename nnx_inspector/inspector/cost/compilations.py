@@ -21,20 +21,20 @@ from nnx_inspector._compat import jit
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.screen import protocol
 
-MOST: Final = 1000
+MOST_COMPILATIONS: Final = 1000
 """The most compilations that are kept."""
-PENDING: Final = 256
+MOST_PENDING: Final = 256
 """The most traced functions of one thread that wait for their compilation: most are parts of others
 and are not compiled by themselves."""
 RECENT, OFTEN = 12, 10
 """A function that was compiled in so many of the recent steps is compiled in every step: a last
 batch of another size, or the first batch of each length, is compiled less often."""
-LONGEST: Final = 60
+LONGEST_VALUE: Final = 60
 """The most characters of one value in a reason."""
-SAID: Final = 3
+MOST_DIFFERENCES: Final = 3
 """The most differences in a reason."""
 
-_OURS: Final = os.path.dirname(nnx_inspector.__file__) + os.sep
+_PACKAGE_FOLDER: Final = os.path.dirname(nnx_inspector.__file__) + os.sep
 _OPERATION: Final = "an operation of jax or flax, called outside a jitted function"
 _REASONS: Final = {
     "new": "first call",
@@ -89,7 +89,7 @@ class Compilations:
         self._traced: dict[int, list[jit.CacheMiss]] = {}
         self._known: set[str] = set()
         self._lines: dict[tuple[str, str], int] = {}
-        self._found: deque[Compilation] = deque(maxlen=MOST)
+        self._found: deque[Compilation] = deque(maxlen=MOST_COMPILATIONS)
         self.count = 0
         self._undo = jit.compilation_events(self._on_event), jit.cache_misses(self._on_miss)
 
@@ -114,7 +114,7 @@ class Compilations:
                     miss = dataclasses.replace(miss, kind=kind)
             waiting = self._traced.setdefault(threading.get_ident(), [])
             waiting.append(miss)
-            del waiting[:-PENDING]
+            del waiting[:-MOST_PENDING]
 
     def _on_event(self, kind: str, seconds: float, function: str) -> None:
         if kind != "compile":
@@ -129,7 +129,7 @@ class Compilations:
                 self._traced.pop(threading.get_ident(), None)
             why = self._why(function, miss)
             defined, called = (miss.defined, miss.called) if miss else ("", "")
-            ours = thread.name.startswith("nnx_inspector") or defined.startswith(_OURS)
+            ours = thread.name.startswith("nnx_inspector") or defined.startswith(_PACKAGE_FOLDER)
             self._known.update([function] if miss else [])
             self.count += 1
             self._found.append(
@@ -153,7 +153,7 @@ class Compilations:
         if miss is None:
             return _OPERATION
         if miss.kind in ("types", "structure") and miss.changes:
-            return in_words(miss.changes)
+            return differences_in_words(miss.changes)
         return _REASONS.get(miss.kind, _REASONS[""])
 
 
@@ -197,24 +197,24 @@ def compilations_table(found: Sequence[Compilation]) -> list[list[str]]:
     return rows
 
 
-def in_words(changes: Sequence[str]) -> str:
+def differences_in_words(changes: Sequence[str]) -> str:
     """The differences of a call's arguments, as a clause.
 
     Example:
-        >>> in_words(["at x, now f32[5,3] and before f32[2,3]"])
+        >>> differences_in_words(["at x, now f32[5,3] and before f32[2,3]"])
         'x is f32[5,3], before f32[2,3]'
     """
-    said = [_in_words(one) for one in changes[:SAID]]
-    more = [f"{len(changes) - SAID} more"] if len(changes) > SAID else []
+    said = [_difference_in_words(one) for one in changes[:MOST_DIFFERENCES]]
+    more = [f"{len(changes) - MOST_DIFFERENCES} more"] if len(changes) > MOST_DIFFERENCES else []
     return "; ".join([*said, *more])
 
 
-def _in_words(change: str) -> str:
+def _difference_in_words(change: str) -> str:
     form = r"at (?:input path )?(?P<at>.*?), now (?P<now>.*) and before (?P<before>.*?)(?:, so .*)?"
     found = re.fullmatch(form, " ".join(change.split()))
     if found is None:
-        return _cut(change)
-    now, before = _apart(*(_value(found[part]) for part in ("now", "before")))
+        return _shorten(change)
+    now, before = _shorten_pair(*(_value(found[part]) for part in ("now", "before")))
     return f"{_argument(found['at'])} is {now}, before {before}"
 
 
@@ -236,23 +236,23 @@ def _value(text: str) -> str:
     return static[1] if static else text
 
 
-def _apart(now: str, before: str) -> tuple[str, str]:
+def _shorten_pair(now: str, before: str) -> tuple[str, str]:
     """Two texts, or where they first differ if they are long, as the structures of modules are."""
-    if max(len(now), len(before)) <= LONGEST:
+    if max(len(now), len(before)) <= LONGEST_VALUE:
         return now, before
     pairs = enumerate(zip(now, before, strict=False))
     start = next((i for i, (a, b) in pairs if a != b), min(len(now), len(before)))
     start = max(now.rfind(" ", 0, start), 0)  # from the beginning of the word
     dots = "\N{HORIZONTAL ELLIPSIS}" * (start > 0)
-    return dots + _cut(now[start:].strip()), dots + _cut(before[start:].strip())
+    return dots + _shorten(now[start:].strip()), dots + _shorten(before[start:].strip())
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     text = " ".join(text.split())
-    return text if len(text) <= LONGEST else text[:LONGEST] + "\N{HORIZONTAL ELLIPSIS}"
+    return text if len(text) <= LONGEST_VALUE else text[:LONGEST_VALUE] + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def recompilation(found: Sequence[Compilation], step: int) -> Finding | None:
+def recompilation_finding(found: Sequence[Compilation], step: int) -> Finding | None:
     """The finding that a loop compiles a function of the user in every step, or None.
 
     Args:

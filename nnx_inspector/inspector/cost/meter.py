@@ -99,7 +99,7 @@ class Meter:
 
     def __init__(self, step: Callable[[], int | None]) -> None:
         self.errors = 0
-        self.clock = Clock(weak_method(self._not_taken))
+        self.clock = Clock(weak_method(self._timing_failed))
         self._kinds: set[tuple[bool, bool]] = set()
         self._steps = self._compiled_by_edge = 0
         self._recent: deque[float] = deque(maxlen=RECENT)
@@ -111,7 +111,7 @@ class Meter:
 
     def loop_begins(self) -> None:
         """Begin a loop, whose steps may differ from those of the loop before."""
-        self.clock = Clock(weak_method(self._not_taken))
+        self.clock = Clock(weak_method(self._timing_failed))
         self._begin_span()
         self._recent.clear()
         self._ended_at = None
@@ -140,13 +140,13 @@ class Meter:
         self._kinds, self._steps = set(), 0
         self._compiled_by_edge = self.compilations.count
 
-    def _not_taken(self, _: Exception) -> None:
+    def _timing_failed(self, _: Exception) -> None:
         self.errors += 1
 
     @property
     def cost(self) -> dict[str, float | None]:
         """The fields of `protocol.Cost` that are measured here."""
-        plain, measured = self.compared
+        plain, measured = self.median_seconds
         return {
             "plain_seconds": plain,
             "inspected_seconds": measured,
@@ -156,7 +156,7 @@ class Meter:
         }
 
     @property
-    def compared(self) -> tuple[float | None, float | None]:
+    def median_seconds(self) -> tuple[float | None, float | None]:
         """Median seconds of recent unmeasured steps, and of measured ones like them."""
         for perturbed in (False, True):
             plain, measured = (self._median(kind, perturbed) for kind in (False, True))

@@ -36,14 +36,14 @@ class Node:
     Attributes:
         value: the node itself.
         depth: how many nodes are around it.
-        again: whether the same object was visited before; its content is not repeated.
+        is_repeated: whether the same object was visited before; its content is not repeated.
         static: its static attributes.
     """
 
     path: Path
     value: Value
     depth: int
-    again: bool
+    is_repeated: bool
     static: tuple[tuple[str, Value], ...]
 
 
@@ -60,10 +60,10 @@ class Leaf:
     owner: Value
     value: Value
     module: Path
-    again: bool
+    is_repeated: bool
 
 
-def inside(module: object, prefix: Path = ()) -> list[Node | Leaf]:
+def nodes_and_leaves(module: object, prefix: Path = ()) -> list[Node | Leaf]:
     """The content of a module in the order of NNX's graphdef, each object under all its paths."""
     found: list[Node | Leaf] = []
     _visit(module, prefix, prefix, 0, found, set())
@@ -76,20 +76,20 @@ def _visit(
     """Add the content of a value; return False if NNX treats the value as static."""
     kind = "variable" if isinstance(value, nnx.Variable) else node_kind(type(value))
     if kind == "variable" or isinstance(value, _ARRAYS):
-        again = kind == "variable" and id(value) in seen
+        is_repeated = kind == "variable" and id(value) in seen
         seen.add(id(value))
         held = value.get_raw_value() if isinstance(value, nnx.Variable) else value
-        found.append(Leaf(path, value, held, module, again))
+        found.append(Leaf(path, value, held, module, is_repeated))
         return True
     if kind == "plain":
         return False
     if isinstance(value, nnx.Pytree):
-        again = id(value) in seen
+        is_repeated = id(value) in seen
         seen.add(id(value))
         here = path if isinstance(value, nnx.Module) else module
         at = len(found)
-        found.append(Node(path, value, depth, again, ()))
-        if not again:
+        found.append(Node(path, value, depth, is_repeated, ()))
+        if not is_repeated:
             static = tuple(
                 (str(key), part)
                 for key, part in _attributes(value)
@@ -148,12 +148,12 @@ class References:
     def __init__(self, found: Sequence[Node | Leaf], model: Sequence[Node | Leaf]):
         self._paths: dict[int, list[Path]] = {}
         for one in found:
-            self._paths.setdefault(_identity(one), []).append(one.path)
+            self._paths.setdefault(_reference_key(one), []).append(one.path)
         here = {path for paths in self._paths.values() for path in paths}
         self._elsewhere: dict[int, list[Path]] = {}
         for one in model:
-            if _identity(one) in self._paths and one.path not in here:
-                self._elsewhere.setdefault(_identity(one), []).append(one.path)
+            if _reference_key(one) in self._paths and one.path not in here:
+                self._elsewhere.setdefault(_reference_key(one), []).append(one.path)
         shared = (
             key for key, paths in self._paths.items() if len(paths) > 1 or key in self._elsewhere
         )
@@ -161,22 +161,22 @@ class References:
 
     def of(self, one: Node | Leaf) -> Kwargs:
         """`reference`, `first` and `also` of a protocol message."""
-        key = _identity(one)
+        key = _reference_key(one)
         others = self._elsewhere.get(key, [])
         return {
             "reference": self._numbers.get(key, 0),
-            "first": text(site_key(self._paths[key][0])) if one.again else None,
-            "also": tuple(text(site_key(p)) for p in others[: protocol.MOST_ALIASES]),
+            "first": short_text(site_key(self._paths[key][0])) if one.is_repeated else None,
+            "also": tuple(short_text(site_key(p)) for p in others[: protocol.MOST_ALIASES]),
         }
 
 
-def _identity(one: Node | Leaf) -> int:
+def _reference_key(one: Node | Leaf) -> int:
     value = one.owner if isinstance(one, Leaf) else one.value
     shares = isinstance(value, nnx.Pytree | nnx.Variable)
     return id(value) if shares else id(one)  # arrays and containers are values, not references
 
 
-def text(value: str) -> str:
+def short_text(value: str) -> str:
     """Text of a user's model, cut if it is longer than a line or two."""
     longest = protocol.LONGEST_TEXT
     return value if len(value) <= longest else value[: longest - 2] + " …"
@@ -184,14 +184,14 @@ def text(value: str) -> str:
 
 def node_row(node: Node, references: References) -> protocol.NnxNode:
     attributes = [
-        protocol.NnxAttribute(name=text(name), text=text(_in_words(value)))
+        protocol.NnxAttribute(name=short_text(name), text=short_text(_in_words(value)))
         for name, value in node.static[: protocol.MOST_ATTRIBUTES]
     ]
     key = site_key(node.path)
     return protocol.NnxNode(
-        path=text(key),
-        name=text(str(node.path[-1])) if node.path else "",
-        type=text(type(node.value).__name__),
+        path=short_text(key),
+        name=short_text(str(node.path[-1])) if node.path else "",
+        type=short_text(type(node.value).__name__),
         depth=node.depth,
         module=key if isinstance(node.value, nnx.Module) else None,
         attributes=tuple(attributes),
@@ -210,19 +210,19 @@ def variable_row(
     change: protocol.NnxChange | None,
     passed: protocol.NnxChange | None,
 ) -> protocol.NnxVariable:
-    value, held = leaf.value, held_as(leaf.value)
+    value, held = leaf.value, content_kind(leaf.value)
     lone = is_array(value)
     return protocol.NnxVariable(
-        path=text(site_key(leaf.path)),
+        path=short_text(site_key(leaf.path)),
         module=site_key(leaf.module),
-        type=text(type_of(leaf)),
-        shape=str(tuple(value.shape)) if lone else text(value_in_words(value)),
+        type=short_text(type_of(leaf)),
+        shape=str(tuple(value.shape)) if lone else short_text(value_in_words(value)),
         dtype=str(value.dtype) if lone else "",
         bytes=byte_count(arrays_in(value)),
-        sharding=text(_sharding(value)) if held == "array" else "",
+        sharding=short_text(_sharding(value)) if held == "array" else "",
         held=held,
         committed=_committed(value) if held == "array" else None,
-        metadata=text(_metadata(leaf.owner)),
+        metadata=short_text(_metadata(leaf.owner)),
         value=scalar_text(value) if held == "array" else "",
         change=change,
         passed=passed,
@@ -235,10 +235,10 @@ def type_of(leaf: Leaf) -> str:
     return type(leaf.owner).__name__ if isinstance(leaf.owner, nnx.Variable) else ""
 
 
-Held = Literal["array", "traced", "deleted", "shape", "reference", "other"]
+ContentKind = Literal["array", "traced", "deleted", "shape", "reference", "other"]
 
 
-def held_as(value: object) -> Held:
+def content_kind(value: object) -> ContentKind:
     """The kind of a Variable's content, in one word."""
     if jit.is_tracer(value):
         return "traced"
@@ -261,7 +261,7 @@ def scalar_text(value: AnyArray) -> str:
     if value.size != 1 or not whole or jnp.issubdtype(value.dtype, jax.dtypes.extended):
         return ""
     try:
-        return text(str(np.asarray(value).reshape(())[()]))
+        return short_text(str(np.asarray(value).reshape(())[()]))
     except RuntimeError:  # donated to a running step a moment ago
         return ""
 
@@ -284,7 +284,7 @@ def _committed(value: object) -> bool | None:
     return committed if isinstance(committed, bool) else None
 
 
-_OF_EVERY_VARIABLE = {"hijax": False, "ref": False, "eager_sharding": True}
+_DEFAULT_METADATA = {"hijax": False, "ref": False, "eager_sharding": True}
 
 
 def _metadata(owner: object) -> str:
@@ -293,22 +293,22 @@ def _metadata(owner: object) -> str:
     shown = {
         name: value
         for name, value in owner.get_metadata().items()
-        if value is not None and _OF_EVERY_VARIABLE.get(name, _in_words) is not value
+        if value is not None and _DEFAULT_METADATA.get(name, _in_words) is not value
     }
     return ", ".join(f"{name}={_in_words(value)}" for name, value in list(shown.items())[:8])
 
 
-def kinds_of(leaves: Sequence[Leaf]) -> tuple[protocol.NnxKind, ...]:
+def variable_totals(leaves: Sequence[Leaf]) -> tuple[protocol.NnxKind, ...]:
     """The Variables by type, each shared one once; the type with the most bytes comes first."""
     found: dict[str, list[int]] = {}
     for leaf in leaves:
-        if not leaf.again:
+        if not leaf.is_repeated:
             sums = found.setdefault(type_of(leaf), [0, 0, 0])
             sums[0] += 1
             arrays = arrays_in(leaf.value)
             sums[1] += sum(math.prod(x.shape) for x in arrays)
             sums[2] += byte_count(arrays)
     return tuple(
-        protocol.NnxKind(type=text(name), variables=sums[0], elements=sums[1], bytes=sums[2])
+        protocol.NnxKind(type=short_text(name), variables=sums[0], elements=sums[1], bytes=sums[2])
         for name, sums in sorted(found.items(), key=lambda kind: -kind[1][2])
     )

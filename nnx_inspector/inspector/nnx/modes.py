@@ -24,7 +24,13 @@ from nnx_inspector.hooks.sites import (
     module_sites,
     no_match_text,
 )
-from nnx_inspector.inspector.nnx.switches import Catalog, Offer, Switches, current, viewed
+from nnx_inspector.inspector.nnx.switches import (
+    ModeCatalog,
+    ModeDescription,
+    Switches,
+    abstract_view,
+    current_value,
+)
 from nnx_inspector.typing import Kwargs, Value
 
 if TYPE_CHECKING:
@@ -62,7 +68,7 @@ class _Rule:
     selection: Selection
     modes: Kwargs
 
-    def chooses(self, path: Path, module: nnx.Module) -> bool:
+    def selects(self, path: Path, module: nnx.Module) -> bool:
         return self.selection.matches(path, CALL, module)
 
 
@@ -120,29 +126,28 @@ class Modes(Mapping[str, Mapping[str, Value]]):
         """Like `Module.train`, for inspected passes: `deterministic` and `use_running_average` are
         False on modules that have them, and `modes` are set as by `set`.
         """
-        self._set_where_there({"deterministic": False, "use_running_average": False}, only, modes)
+        both = {"deterministic": False, "use_running_average": False}
+        self._add(_Rule(Selection(only), {**both, **modes}), modes)
 
     def eval(self, only: Only = None, **modes: object) -> None:
         """Like `Module.eval`, for inspected passes: `deterministic` and `use_running_average` are
         True on modules that have them, and `modes` are set as by `set`.
         """
-        self._set_where_there({"deterministic": True, "use_running_average": True}, only, modes)
+        both = {"deterministic": True, "use_running_average": True}
+        self._add(_Rule(Selection(only), {**both, **modes}), modes)
 
     def reset(self) -> None:
         """Undo every switch: inspected passes run in the model's own modes again."""
         if self._rules:
             self._replace(())
 
-    def _set_where_there(self, both: Kwargs, only: Only, modes: Kwargs) -> None:
-        self._add(_Rule(Selection(only), {**both, **modes}), modes)
-
     def _add(self, rule: _Rule, required: Mapping[str, object]) -> None:
         sites = module_sites(self.model)
-        chosen = [site for site in sites if rule.chooses(site.path, site.module)]
+        chosen = [site for site in sites if rule.selects(site.path, site.module)]
         if not chosen:
             raise ValueError(no_match_text(rule.selection, [site.key for site in sites]))
         for name, value in required.items():
-            _check(name, value, chosen, sites, explicit=rule.selection.terms != (None,))
+            _check_mode(name, value, chosen, sites, explicit=rule.selection.terms != (None,))
         rules: list[_Rule] = []
         for old in self._rules:  # drop modes that the new rule fully overrides
             whole = rule.selection.terms == (None,) or rule.selection == old.selection
@@ -166,15 +171,15 @@ class Modes(Mapping[str, Mapping[str, Value]]):
         """The switches for a copy of the present model."""
         if not self._rules:
             return Switches()
-        catalog = Catalog()
+        catalog = ModeCatalog()
         out: list[tuple[Path, tuple[tuple[str, Value], ...]]] = []
         modules = nnx.iter_modules(self.model, graph=True)
         for path, module in cast(Iterable[tuple[Path, nnx.Module]], modules):
-            offered, takes_any = catalog.offers(module), catalog.takes_any(module)
+            offered, takes_any = catalog.modes_of(module), catalog.takes_any(module)
             here: Kwargs = {}
             for rule in self._rules:
                 names = [n for n in rule.modes if n in offered or takes_any]
-                if names and rule.chooses(path, module):
+                if names and rule.selects(path, module):
                     here |= {name: rule.modes[name] for name in names}
             here = {name: value for name, value in here.items() if value is not None}
             if here:
@@ -184,26 +189,28 @@ class Modes(Mapping[str, Mapping[str, Value]]):
     def view(self) -> nnx.Module:
         """The model as inspected passes see it: itself, or shapes with the modes in force."""
         switches = self.switches()
-        return viewed((self.model,), switches, lambda _: None)[0][0] if switches else self.model
+        if not switches:
+            return self.model
+        return abstract_view((self.model,), switches, lambda _: None)[0][0]
 
     def table(self) -> list[Mode]:
         """Every mode of every module, in the model's order."""
         switches = self.switches()
         asked = {(path, name): v for path, modes in switches.sites for name, v in modes}
-        catalog = Catalog()
-        own: list[tuple[ModuleSite, Offer]] = []
+        catalog = ModeCatalog()
+        own: list[tuple[ModuleSite, ModeDescription]] = []
         for site in module_sites(self.model):
-            offered = catalog.offers(site.module)
+            offered = catalog.modes_of(site.module)
             extra = [name for path, name in asked if path == site.path and name not in offered]
             own += [(site, offer) for offer in offered.values()]
-            own += [(site, Offer(name, True, "", _ANY_NAME)) for name in extra]
+            own += [(site, ModeDescription(name, True, "", _ANY_NAME)) for name in extra]
 
         def read(model: nnx.Module) -> list[Value]:
             nodes = dict(nnx.iter_graph(model, graph=True))
-            return [current(nodes[site.path], offer.name) for site, offer in own]
+            return [current_value(nodes[site.path], offer.name) for site, offer in own]
 
         before = read(self.model)
-        now = viewed((self.model,), switches, read)[1] if switches else before
+        now = abstract_view((self.model,), switches, read)[1] if switches else before
         return [
             Mode(
                 site=site.key,
@@ -264,8 +271,8 @@ class Modes(Mapping[str, Mapping[str, Value]]):
                 m.site or "(root)",
                 m.type,
                 m.mode,
-                _shown(m.own),
-                _shown(m.in_force) + " *" * (m.in_force != m.own),
+                _value_text(m.own),
+                _value_text(m.in_force) + " *" * (m.in_force != m.own),
                 textwrap.shorten(m.documentation, WIDTH, placeholder=" ..."),
             )
             for m in modes[:ROWS]
@@ -280,11 +287,11 @@ class Modes(Mapping[str, Mapping[str, Value]]):
         return "\n".join(lines)
 
 
-def _shown(value: object) -> str:
+def _value_text(value: object) -> str:
     return "-" if value is None else repr(value)
 
 
-def _check(
+def _check_mode(
     name: str,
     value: object,
     chosen: Sequence[ModuleSite],
@@ -293,8 +300,8 @@ def _check(
     explicit: bool,
 ) -> None:
     """Raise an error if no chosen module has such a mode, or the value is not allowed."""
-    catalog = Catalog()
-    found = [o for o in (catalog.offers(s.module).get(name) for s in chosen) if o]
+    catalog = ModeCatalog()
+    found = [o for o in (catalog.modes_of(s.module).get(name) for s in chosen) if o]
     if not found and not (explicit and any(catalog.takes_any(s.module) for s in chosen)):
         raise ValueError(_no_such_mode(name, chosen, sites, catalog))
     if found and all(o.is_flag for o in found) and not isinstance(value, (bool, type(None))):
@@ -309,22 +316,22 @@ def _check(
 
 
 def _no_such_mode(
-    name: str, chosen: Sequence[ModuleSite], sites: Sequence[ModuleSite], catalog: Catalog
+    name: str, chosen: Sequence[ModuleSite], sites: Sequence[ModuleSite], catalog: ModeCatalog
 ) -> str:
-    here = list(dict.fromkeys(n for s in chosen for n in catalog.offers(s.module)))
-    others = [s for s in sites if name in catalog.offers(s.module)]
+    here = list(dict.fromkeys(n for s in chosen for n in catalog.modes_of(s.module)))
+    others = [s for s in sites if name in catalog.modes_of(s.module)]
     open_to_all = [s for s in sites if catalog.takes_any(s.module)]
     text = f"No selected module has a mode {name!r}."
     if others:
-        text += f" {_named(others[0])} has, but only= does not select it."
+        text += f" {_module_in_words(others[0])} has, but only= does not select it."
     elif near := difflib.get_close_matches(name, here, n=1, cutoff=0.5):
         text += f" The closest is {near[0]!r}."
     elif open_to_all:
-        text += f" {_named(open_to_all[0])} takes any name: select it with only=."
+        text += f" {_module_in_words(open_to_all[0])} takes any name: select it with only=."
     if here:
         return f"{text} The selected ones have {', '.join(here)}."
     return f"{text} They have none: no set_view method, and no flag such as deterministic."
 
 
-def _named(site: ModuleSite) -> str:
+def _module_in_words(site: ModuleSite) -> str:
     return f"{site.key or '(root)'!r} ({type(site.module).__name__})"

@@ -10,44 +10,46 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flax import nnx
 
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import CALL, Path, iter_modules, parse_key, site_key
 from nnx_inspector.inspector.core import Core
+from nnx_inspector.inspector.nnx import snapshots
 from nnx_inspector.inspector.nnx.graph import (
     Leaf,
     Node,
     References,
-    held_as,
-    inside,
-    kinds_of,
+    content_kind,
     node_row,
-    text,
+    nodes_and_leaves,
+    short_text,
     variable_row,
+    variable_totals,
 )
 from nnx_inspector.inspector.nnx.modes import Mode
-from nnx_inspector.inspector.nnx.snapshots import Snapshot, moved, norm_of, of_norms, snapshot_of
-from nnx_inspector.inspector.nnx.switches import Offer
+from nnx_inspector.inspector.nnx.snapshots import Snapshot, snapshot_of
+from nnx_inspector.inspector.nnx.switches import ModeDescription
 from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
 
+Change = protocol.NnxChange
 TRIES = 3
 """How often a model is read if another thread keeps changing it."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Looked:
+class _Snapshots:
     """The newest snapshot of a site's module, and the one that it was compared with."""
 
     site: str
     snapshots: tuple[Snapshot, ...]
 
 
-class Whole:
+class ModelContent:
     """A model at rest, read once for the pages of all of its modules."""
 
     def __init__(self, core: Core):
@@ -59,7 +61,7 @@ class Whole:
 
     @functools.cached_property
     def contents(self) -> list[Node | Leaf]:
-        return _read(self._core.model, ())
+        return _read_module(self._core.model, ())
 
     @functools.cached_property
     def modes(self) -> list[Mode]:
@@ -72,15 +74,15 @@ class Pages:
     def __init__(self, core: Core):
         self._core = core
         self._lock = threading.Lock()
-        self._looked: _Looked | None = None
+        self._snapshots: _Snapshots | None = None
 
-    def page(self, site: str, number: int, whole: Whole | None = None) -> protocol.Nnx:
+    def page(self, site: str, number: int, content: ModelContent | None = None) -> protocol.Nnx:
         """The page of a site's module, in answer to the request with this number.
 
         Args:
             site: the site's key; for a method other than `__call__`, its module is shown.
             number: of the request.
-            whole: the model as it was read for another page; None reads it again.
+            content: the model as it was read for another page; None reads it again.
 
         Raises:
             ValueError: the site has no module.
@@ -88,21 +90,21 @@ class Pages:
         """
         step, shown = self._core.step, self._core.shown
         record = None if shown is None else shown.outcome.perturbed.record
-        whole = whole or Whole(self._core)
-        path, module = _module_at(whole, site)
-        found = _read(module, path)
+        content = content or ModelContent(self._core)
+        path, module = _module_at(content, site)
+        found = _read_module(module, path)
         leaves = [one for one in found if isinstance(one, Leaf)]
         nodes = [one for one in found if isinstance(one, Node)]
-        references = References(found, whole.contents if path else [])
+        references = References(found, content.contents if path else [])
         first = leaves[: protocol.MOST_VARIABLES]
         key = site_key(path)
         changes, since, uncompared = self._changes(key, first, step)
-        of_pass = _changed_in_pass(record, path)
+        of_pass = _norms_of_changes(record, path)
         rows = [
-            variable_row(leaf, references, change, _passed(leaf, len(path), of_pass))
+            variable_row(leaf, references, change, _pass_change(leaf, len(path), of_pass))
             for leaf, change in zip(first, changes, strict=True)
         ]
-        modes = _modes_below(whole, key, leaves)
+        modes = _modes_below(content, key, leaves)
         return protocol.Nnx(
             id=number,
             site=site,
@@ -110,7 +112,7 @@ class Pages:
             nodes_total=len(nodes),
             variables=tuple(rows),
             variables_total=len(leaves),
-            kinds=kinds_of(leaves),
+            kinds=variable_totals(leaves),
             modes=tuple(map(_mode_row, modes[: protocol.MOST_MODES])),
             modes_total=len(modes),
             step=step,
@@ -140,52 +142,53 @@ class Pages:
 
     def forget(self) -> None:
         with self._lock:
-            self._looked = None
+            self._snapshots = None
 
     def _changes(
         self, key: str, shown: Sequence[Leaf], step: int
-    ) -> tuple[list[protocol.NnxChange | None], int | None, str]:
+    ) -> tuple[list[Change | None], int | None, str]:
         """The change of each leaf since the last snapshot, its step, and why some have none."""
-        now = snapshot_of(((leaf.owner, leaf.value) for leaf in shown if not leaf.again), step)
+        now = snapshot_of(((x.owner, x.value) for x in shown if not x.is_repeated), step)
         with self._lock:
-            looked = self._looked
-            earlier = looked.snapshots if looked is not None and looked.site == key else ()
-            changes: list[protocol.NnxChange | None] = [None] * len(shown)
+            last = self._snapshots
+            earlier = last.snapshots if last is not None and last.site == key else ()
+            changes: list[Change | None] = [None] * len(shown)
             for number, before in enumerate(earlier):  # newest first
-                changes = [moved(before.copy_of(x.owner), now.copy_of(x.owner)) for x in shown]
+                pairs = [(before.copy_of(x.owner), now.copy_of(x.owner)) for x in shown]
+                changes = [snapshots.change_between(*pair) for pair in pairs]
                 if before.step != step or any(c is not None and not c.same for c in changes):
                     earlier = earlier[number:]
                     break
             # a second request at one step still shows what that step changed
-            self._looked = _Looked(key, (now, *earlier[:1]))
+            self._snapshots = _Snapshots(key, (now, *earlier[:1]))
         if not earlier:
             return changes, None, ""
-        return changes, earlier[0].step, _uncompared(now)
+        return changes, earlier[0].step, _uncompared_note(now)
 
 
-def _module_at(whole: Whole, site: str) -> tuple[Path, nnx.Module]:
+def _module_at(content: ModelContent, site: str) -> tuple[Path, nnx.Module]:
     segments, method = parse_key(site)
     key = site if method == CALL else site_key(segments)
-    if key not in whole.modules:
+    if key not in content.modules:
         raise ValueError(
             f"NNX has no module at {site!r}. A module that only a call makes, or a part of a "
             f"Linen module, has no graphdef and no state of its own. Select the module around "
             f"it."
         )
-    return whole.modules[key]
+    return content.modules[key]
 
 
-def _modes_below(whole: Whole, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
-    if any(held_as(leaf.value) == "traced" for leaf in leaves):
+def _modes_below(content: ModelContent, key: str, leaves: Sequence[Leaf]) -> list[Mode]:
+    if any(content_kind(leaf.value) == "traced" for leaf in leaves):
         return []  # a table needs a trace of our own, which cannot hold foreign tracers
     inner = f"{key}/" if key else ""
-    return [m for m in whole.modes if m.site == key or m.site.startswith(inner)]
+    return [m for m in content.modes if m.site == key or m.site.startswith(inner)]
 
 
-def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:
+def _read_module(module: nnx.Module, path: Path) -> list[Node | Leaf]:
     for _ in range(TRIES):
         try:
-            return inside(module, path)
+            return nodes_and_leaves(module, path)
         except RuntimeError:  # another thread changed a container meanwhile
             continue
     raise InspectorError(
@@ -194,13 +197,13 @@ def _read(module: nnx.Module, path: Path) -> list[Node | Leaf]:
     )
 
 
-def _uncompared(now: Snapshot) -> str:
+def _uncompared_note(now: Snapshot) -> str:
     if not now.left_out:
         return ""
     return f"{now.left_out} Variables are not compared: they are too large to keep copies of."
 
 
-def _changed_in_pass(record: Record | None, path: Path) -> dict[str, float] | None:
+def _norms_of_changes(record: Record | None, path: Path) -> dict[str, float] | None:
     """Variable below `path` -> the norm of its change in the last pass; None if unknown."""
     if record is None:
         return None
@@ -219,29 +222,29 @@ def _changed_in_pass(record: Record | None, path: Path) -> dict[str, float] | No
     return None
 
 
-def _passed(leaf: Leaf, depth: int, changed: dict[str, float] | None) -> protocol.NnxChange | None:
+def _pass_change(leaf: Leaf, depth: int, changed: Mapping[str, float] | None) -> Change | None:
     if changed is None or not isinstance(leaf.owner, nnx.Variable):
         return None
     name = site_key(leaf.path[depth:])
     if name not in changed:
         return protocol.NnxChange(same=True, distance=0.0, relative=0.0, before="", after="")
-    return of_norms(changed[name], norm_of(leaf.value))
+    return snapshots.norm_change(changed[name], snapshots.norm_of(leaf.value))
 
 
 def is_flag(mode: Mode) -> bool:
-    offer = Offer(mode.mode, True, mode.accepts, mode.documentation)
+    offer = ModeDescription(mode.mode, True, mode.accepts, mode.documentation)
     return isinstance(mode.in_force, bool) or offer.is_flag
 
 
 def _mode_row(mode: Mode) -> protocol.NnxMode:
     return protocol.NnxMode(
         module=mode.site,
-        type=text(mode.type),
-        name=text(mode.mode),
-        own="–" if mode.own is None else text(value_in_words(mode.own)),
-        in_force="–" if mode.in_force is None else text(value_in_words(mode.in_force)),
+        type=short_text(mode.type),
+        name=short_text(mode.mode),
+        own="–" if mode.own is None else short_text(value_in_words(mode.own)),
+        in_force="–" if mode.in_force is None else short_text(value_in_words(mode.in_force)),
         value=mode.in_force if isinstance(mode.in_force, bool) else None,
         flag=is_flag(mode),
         switched=mode.own != mode.in_force,
-        documentation=text(mode.documentation),
+        documentation=short_text(mode.documentation),
     )

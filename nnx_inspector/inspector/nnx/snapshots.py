@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from nnx_inspector.hooks.variables import byte_count
-from nnx_inspector.inspector.nnx.graph import arrays_in, held_as, scalar_text
+from nnx_inspector.inspector.nnx.graph import arrays_in, content_kind, scalar_text
 from nnx_inspector.screen import protocol
 from nnx_inspector.typing import AnyArray, Value, Variable
 
@@ -47,20 +47,20 @@ def snapshot_of(variables: Iterable[tuple[object, Value]], step: int) -> Snapsho
     copies: dict[int, tuple[Variable, AnyArray]] = {}
     total = left_out = 0
     for variable, value in variables:
-        if not isinstance(variable, nnx.Variable) or held_as(value) != "array":
+        if not isinstance(variable, nnx.Variable) or content_kind(value) != "array":
             continue
         size = byte_count(arrays_in(value))
         if total + size > MOST_BYTES:
             left_out += 1
             continue
-        copy = _copied(value)
+        copy = _copy(value)
         if copy is not None:
             total += size
             copies[id(variable)] = (variable, copy)
     return Snapshot(step, copies, left_out)
 
 
-def _copied(value: AnyArray) -> AnyArray | None:
+def _copy(value: AnyArray) -> AnyArray | None:
     if isinstance(value, np.ndarray):
         return value.copy()
     try:
@@ -70,7 +70,7 @@ def _copied(value: AnyArray) -> AnyArray | None:
         return None
 
 
-def moved(before: AnyArray | None, now: AnyArray | None) -> protocol.NnxChange | None:
+def change_between(before: AnyArray | None, now: AnyArray | None) -> protocol.NnxChange | None:
     """The change of a value, computed on the host in float64."""
     if before is None or now is None:
         return None
@@ -91,10 +91,10 @@ def moved(before: AnyArray | None, now: AnyArray | None) -> protocol.NnxChange |
     wide = np.complex128 if np.iscomplexobj(old) else np.float64
     with np.errstate(invalid="ignore", over="ignore"):
         distance = float(np.linalg.norm((new.astype(wide) - old.astype(wide)).ravel()))
-        return of_norms(distance, float(np.linalg.norm(old.astype(wide).ravel())), **texts)
+        return norm_change(distance, float(np.linalg.norm(old.astype(wide).ravel())), **texts)
 
 
-def of_norms(
+def norm_change(
     distance: float, norm: float, *, before: str = "", after: str = ""
 ) -> protocol.NnxChange:
     """A change of which only the norms are known."""
@@ -109,7 +109,7 @@ def of_norms(
 
 def norm_of(value: Value) -> float:
     """The norm of a value in float64, NaN if it cannot be read."""
-    copy = _copied(value) if held_as(value) == "array" else None
+    copy = _copy(value) if content_kind(value) == "array" else None
     if copy is None or (isinstance(copy, jax.Array) and not copy.is_fully_addressable):
         return math.nan
     if jnp.issubdtype(copy.dtype, jax.dtypes.extended):

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class ModeDescription:
     """One mode of a module: the values it takes, and its documentation.
 
     `by_view` says that the module's `set_view` switches it; otherwise it is a plain attribute.
@@ -53,58 +53,58 @@ class Offer:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Class:
+class _ClassModes:
     """The modes that one class defines for all its modules."""
 
-    by_view: Mapping[str, Offer]
+    by_view: Mapping[str, ModeDescription]
     takes_any: bool
     flags: tuple[str, ...]
     not_flags: frozenset[str]
     texts: Mapping[str, str]
 
 
-class Catalog:
+class ModeCatalog:
     """The modes of modules, each class looked up once."""
 
     def __init__(self) -> None:
-        self._classes: dict[type, _Class] = {}
+        self._classes: dict[type, _ClassModes] = {}
 
-    def offers(self, module: nnx.Module) -> dict[str, Offer]:
-        about = self._about(module)
+    def modes_of(self, module: nnx.Module) -> dict[str, ModeDescription]:
+        about = self._modes_of_class(module)
         out = dict(about.by_view)
         names = dict.fromkeys(about.flags)
-        if not _of_flax(type(module)):
+        if not _is_of_flax(type(module)):
             names |= dict.fromkeys(n for n, v in vars(module).items() if type(v) is bool)
         for name in names:
             hidden = name not in FLAGS and (name.startswith("_") or name in about.not_flags)
             if name not in out and not hidden and _is_flag(module, name):
                 text = about.texts.get(name, FLAGS.get(name, ""))
-                out[name] = Offer(name, False, "bool", text)
+                out[name] = ModeDescription(name, False, "bool", text)
         return out
 
     def takes_any(self, module: nnx.Module) -> bool:
         """Whether its `set_view` has `**kwargs`, so that `nnx.view` passes it every mode."""
-        return self._about(module).takes_any
+        return self._modes_of_class(module).takes_any
 
-    def _about(self, module: nnx.Module) -> _Class:
+    def _modes_of_class(self, module: nnx.Module) -> _ClassModes:
         cls = type(module)
         if cls not in self._classes:
-            self._classes[cls] = _about(module)
+            self._classes[cls] = _modes_of_class(module)
         return self._classes[cls]
 
 
-def current(module: nnx.Module, name: str) -> Value:
+def current_value(module: nnx.Module, name: str) -> Value:
     """The value of a mode, read from the attribute of its name; None if there is none."""
     value = own_attribute(module, name)
     is_data = isinstance(value, (jax.Array, np.ndarray, nnx.Variable, nnx.Module))
     return None if is_data or callable(value) else value
 
 
-def _of_flax(cls: type) -> bool:
+def _is_of_flax(cls: type) -> bool:
     return cls.__module__.partition(".")[0] in ("flax", "builtins")
 
 
-def _parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
+def _set_view_parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
     # looked up on the class: a wrapper that answers for every name has no set_view of its own
     if inspect.getattr_static(type(module), "set_view", None) is None:
         return {}
@@ -112,12 +112,12 @@ def _parameters(module: nnx.Module) -> Mapping[str, inspect.Parameter]:
     return inspect.signature(view).parameters
 
 
-def _about(module: nnx.Module) -> _Class:
+def _modes_of_class(module: nnx.Module) -> _ClassModes:
     """The modes of a class. The flags of flax's classes are FLAGS; a user's are public bools."""
-    parameters = _parameters(module)
+    parameters = _set_view_parameters(module)
     texts = _documentation(type(module))
-    of_view = documented(inspect.getdoc(getattr(type(module), "set_view", None)))
-    by_view: dict[str, Offer] = {}
+    of_view = documented_names(inspect.getdoc(getattr(type(module), "set_view", None)))
+    by_view: dict[str, ModeDescription] = {}
     for name, parameter in parameters.items():
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             accepts = parameter.annotation
@@ -126,17 +126,17 @@ def _about(module: nnx.Module) -> _Class:
             elif not isinstance(accepts, str):
                 accepts = inspect.formatannotation(accepts)
             text = of_view.get(name, texts.get(name, ""))
-            by_view[name] = Offer(name, True, accepts, text)
+            by_view[name] = ModeDescription(name, True, accepts, text)
     flags, not_flags = dict.fromkeys(FLAGS), set[str]()
     for cls in type(module).__mro__:
         if cls is object:
             continue
-        if _of_flax(cls):  # constructor arguments of flax layers are not modes
+        if _is_of_flax(cls):  # constructor arguments of flax layers are not modes
             not_flags |= set(inspect.signature(cls.__init__).parameters)
         else:
             flags |= dict.fromkeys(n for n, v in vars(cls).items() if type(v) is bool)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    return _Class(by_view, takes_any, tuple(flags), frozenset(not_flags), texts)
+    return _ClassModes(by_view, takes_any, tuple(flags), frozenset(not_flags), texts)
 
 
 def _is_flag(module: nnx.Module, name: str) -> bool:
@@ -157,7 +157,7 @@ def _documentation(cls: type) -> dict[str, str]:
         if base is nnx.Module:
             break
         for text in (vars(base).get("__doc__"), getattr(vars(base).get("__init__"), "__doc__", "")):
-            out = {**documented(inspect.cleandoc(text or "")), **out}
+            out = {**documented_names(inspect.cleandoc(text or "")), **out}
     return out
 
 
@@ -165,7 +165,7 @@ _SECTION = re.compile(r"(args|arguments|keyword args|parameters|attributes):\s*"
 _ENTRY = re.compile(r"\**(\w+)\s*(?:\([^)]*\))?\s*:\s*(.*)")
 
 
-def documented(text: str | None) -> dict[str, str]:
+def documented_names(text: str | None) -> dict[str, str]:
     """The arguments and attributes that a Google-style docstring describes, one line for each."""
     out: dict[str, str] = {}
     inside, indent, name = False, 0, ""
@@ -238,7 +238,7 @@ class Switches:
 
 
 def _switch(module: nnx.Module, modes: Kwargs) -> None:
-    parameters = _parameters(module)
+    parameters = _set_view_parameters(module)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     passed = {n: v for n, v in modes.items() if n in parameters or takes_any}
     if passed:
@@ -249,7 +249,7 @@ def _switch(module: nnx.Module, modes: Kwargs) -> None:
             setattr(module, name, value)
 
 
-def viewed(
+def abstract_view(
     nodes: tuple[object, ...], switches: Switches, read: Callable[[nnx.Module], T]
 ) -> tuple[PyTree, T]:
     """The first of these modules with its modes switched, and the others as they are, as shapes

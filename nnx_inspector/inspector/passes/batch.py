@@ -20,7 +20,7 @@ from nnx_inspector.inspector.core import Core
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.pass_request import PassRequest
-from nnx_inspector.inspector.values.reading import readable_pass
+from nnx_inspector.inspector.values.requests import readable_pass
 from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.function import argument_name, is_input
 from nnx_inspector.program.marks import INPUT, OUTPUT
@@ -28,7 +28,7 @@ from nnx_inspector.program.stage import CachedTrace
 from nnx_inspector.records.donated import require_one_process
 from nnx_inspector.screen.batch_reader import Argument
 
-MOST_TRACED = 12
+MOST_TRACES = 12
 """The most programs that are traced to find out whose axes are whose."""
 
 
@@ -49,7 +49,7 @@ def show_inputs(core: Core, value: object = None) -> None:
         if known is None or known[0] is not request:
             arguments = arguments_of(core)
             batch = core.inputs.message(arguments)
-            sites = apart(core, request, arguments)
+            sites = unaligned_sites(core, request, arguments)
             batch = dataclasses.replace(
                 batch, number=request.number, kind=request.kind, apart=sites
             )
@@ -59,8 +59,8 @@ def show_inputs(core: Core, value: object = None) -> None:
     except Exception as error:  # noqa: BLE001 - the pass went well, and the screen says so
         why = f"The batch could not be read: {reply_text(error)}"
         message = dataclasses.replace(core.inputs.message([]), problem=why)
-    other = core.stepped if request.loss_fn is None else core.example
-    if other is not None and _is_there(other):
+    other = core.last_step if request.loss_fn is None else core.example
+    if other is not None and _can_run_again(other):
         message = dataclasses.replace(message, other=other.kind)
     if before is not None and before.example < message.batch:
         message = dataclasses.replace(message, example=before.example)
@@ -69,11 +69,11 @@ def show_inputs(core: Core, value: object = None) -> None:
     if message.problem and message.problem != getattr(before, "problem", ""):
         core.notice("warning", message.problem)
     if message != before:
-        core.positions.clear()
+        core.position_answers.clear()
         core.view.publish(message)
 
 
-def _is_there(request: PassRequest) -> bool:
+def _can_run_again(request: PassRequest) -> bool:
     """Whether a pass can be made again: its arguments may have been donated to a step."""
     try:
         request.require_there()
@@ -82,7 +82,7 @@ def _is_there(request: PassRequest) -> bool:
     return True
 
 
-def forward(core: Core) -> PassRequest | None:
+def forward_request(core: Core) -> PassRequest | None:
     """The last requested pass as a forward pass: of a step, the model's call with its batch.
 
     The arrays that the step gives to the model take the places of those of the example, whose
@@ -96,7 +96,7 @@ def forward(core: Core) -> PassRequest | None:
         return None
     try:
         look = readable_pass(core)
-        found = core.opening.open(look, core.entry.site, "input", clean=True).arrays
+        found = core.array_reader.read(look, core.entry.site, "input", clean=True).arrays
     except (InspectorError, ValueError, RuntimeError):
         return None
     leaves, tree = jax.tree.flatten((example.args, example.kwargs))
@@ -115,11 +115,11 @@ def forward(core: Core) -> PassRequest | None:
 
 def arguments_of(core: Core) -> list[Argument]:
     """The arrays among the arguments of the last pass, ids as an embedding receives them."""
-    arguments = given(core, core.request)
+    arguments = given_arguments(core, core.request)
     found, _ = core.inputs.tokens_in(arguments)
     if found is None or not found.changed:
         return arguments
-    arrays = core.opening.open(readable_pass(core), found.changed, "input", clean=True).arrays
+    arrays = core.array_reader.read(readable_pass(core), found.changed, "input", clean=True).arrays
     if len(arrays) != 1:
         raise InspectorError(
             f"{found.changed!r} receives several arrays, and it is not known which of them comes "
@@ -129,7 +129,7 @@ def arguments_of(core: Core) -> list[Argument]:
     return [received if one is found else one for one in arguments]
 
 
-def apart(core: Core, request: PassRequest, arguments: list[Argument]) -> tuple[str, ...]:
+def unaligned_sites(core: Core, request: PassRequest, arguments: list[Argument]) -> tuple[str, ...]:
     """The sites whose positions may be those of another argument than the tokens.
 
     Where another sequence is as long as the tokens, the program is traced once more with one token
@@ -142,21 +142,21 @@ def apart(core: Core, request: PassRequest, arguments: list[Argument]) -> tuple[
     if found is None:
         return ()
     place, length = arguments.index(found), found.value.shape[-1]
-    others = [i for i, one in enumerate(arguments) if one is not found and _has(one, length)]
+    others = [i for i, one in enumerate(arguments) if one is not found and _has_length(one, length)]
     if not any(_is_sequence(arguments[i]) for i in others):
         return ()
     call = request.call(core.model, core.modes.switches())
     tracing = core.programs.tracing(call)
     if tracing is None:
         return ("*",)
-    if tracing not in core.apart:
-        shorter = _shorter(core, call, length, place, others)
-        sites = ("*",) if shorter is None else _unchanged(core, tracing, shorter, length)
-        core.apart[tracing] = sites
-    return core.apart[tracing]
+    if tracing not in core.unaligned:
+        shorter = _trace_shorter(core, call, length, place, others)
+        sites = ("*",) if shorter is None else _sites_as_long(core, tracing, shorter, length)
+        core.unaligned[tracing] = sites
+    return core.unaligned[tracing]
 
 
-def _has(one: Argument, length: int) -> bool:
+def _has_length(one: Argument, length: int) -> bool:
     return length in one.value.shape[one.value.ndim > 1 :] or bool(one.changed)
 
 
@@ -167,7 +167,7 @@ def _is_sequence(one: Argument) -> bool:
     return one.value.ndim > 2
 
 
-def _shorter(
+def _trace_shorter(
     core: Core, call: Call, length: int, tokens: int, others: list[int]
 ) -> CachedTrace | None:
     """The program with one token less, with as few other arguments shortened as it takes."""
@@ -177,7 +177,7 @@ def _shorter(
     if 1 in lengths:
         return None
     chosen = (some for n in range(len(others) + 1) for some in itertools.combinations(others, n))
-    for some in itertools.islice(chosen, MOST_TRACED):
+    for some in itertools.islice(chosen, MOST_TRACES):
         less = list(leaves)
         for i in (places[number] for number in (tokens, *some)):
             x = less[i]
@@ -196,7 +196,9 @@ def _shorter(
     return None
 
 
-def _unchanged(core: Core, one: CachedTrace, shorter: CachedTrace, length: int) -> tuple[str, ...]:
+def _sites_as_long(
+    core: Core, one: CachedTrace, shorter: CachedTrace, length: int
+) -> tuple[str, ...]:
     """The sites with an axis of this length that is not shorter in the other program."""
     found = dict[str, None]()
     attend = {call.site for call in core.trace.calls if call.attends}
@@ -218,11 +220,11 @@ def _unchanged(core: Core, one: CachedTrace, shorter: CachedTrace, length: int) 
     return tuple(found)
 
 
-def given(core: Core, request: PassRequest) -> list[Argument]:
+def given_arguments(core: Core, request: PassRequest) -> list[Argument]:
     """The arrays among the arguments of a pass, as given."""
     flat = jax.tree_util.tree_flatten_with_path((request.args, request.kwargs))[0]
     found = [(path, x) for path, x in flat if is_input(x)]
-    embedded = _embedded(core, request, len(found)) if core.inputs.decode is not None else None
+    embedded = None if core.inputs.decode is None else _embedded(core, request, len(found))
     arguments: list[Argument] = []
     for number, (path, x) in enumerate(found):
         first = plain_key(path[1])

@@ -1,7 +1,7 @@
 """One pass of an inspector: a call of the model, which can be taken apart into code and arrays.
 
-Invariant: calls whose parts have equal keys have the same code, and a form holds no array of its
-call. Compiles and measures nothing.
+Invariant: calls whose parts have equal keys have the same code, and the structure of a call holds
+none of its arrays. Compiles and measures nothing.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from nnx_inspector.errors import add_note
 from nnx_inspector.hooks.cache_key import cache_key
 from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.pytrees import dict_orders
-from nnx_inspector.inspector.nnx.switches import Switches, viewed
+from nnx_inspector.inspector.nnx.switches import Switches, abstract_view
 from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.program.function import Arguments, ModuleFunction
 from nnx_inspector.program.stage import StateStructure
 from nnx_inspector.typing import Args, GraphDef, Kwargs, PyTree, Value
 
-NONE = Switches()
-ITSELF = Entry()
+NO_SWITCHES = Switches()
+DEFAULT_ENTRY = Entry()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -41,25 +41,25 @@ class Call:
     args: tuple[Value, ...]
     kwargs: Kwargs
     loss_fn: Callable[..., PyTree] | None = None
-    switches: Switches = NONE
+    switches: Switches = NO_SWITCHES
     configuration: Configuration = dataclasses.field(default_factory=Configuration.current)
-    entry: Entry = ITSELF
+    entry: Entry = DEFAULT_ENTRY
 
-    def of_same(self, other: Call) -> bool:
+    def has_model_of(self, other: Call) -> bool:
         """Whether two calls with the same arguments have the same model and modes."""
         return self.model is other.model and self.switches == other.switches
 
     @functools.cached_property
-    def parts(self) -> Parts:
+    def parts(self) -> CallParts:
         """The parts of the call, taken once for several passes of one moment."""
         arguments = Arguments.of((self.model, self.args, self.kwargs))
         graphdef, state = nnx.split(arguments.take(arguments.nodes), graph=True)
         held, leaves = StateStructure.of(state)
-        empty = dataclasses.replace(arguments, leaves=blank(arguments))
+        empty = dataclasses.replace(arguments, leaves=without_arrays(arguments))
         code = cache_key((self.loss_fn, self.entry, graphdef, empty.leaves, held.others))
-        form = Form(graphdef, held, empty, self.loss_fn, self.switches, self.entry)
+        structure = CallStructure(graphdef, held, empty, self.loss_fn, self.switches, self.entry)
         key = (code, empty.treedef, dict_orders(empty.numbered), held.treedef, self.switches)
-        return Parts(form, key, leaves, arguments.take(arguments.arrays))
+        return CallParts(structure, key, leaves, arguments.take(arguments.arrays))
 
     @property
     def arrays(self) -> tuple[list[Value], Args]:
@@ -72,7 +72,7 @@ class Call:
         if not self.switches:
             return self
         own = Arguments.of((self.model, self.args, self.kwargs))
-        nodes, _ = viewed(own.take(own.nodes), self.switches, lambda model: None)
+        nodes, _ = abstract_view(own.take(own.nodes), self.switches, lambda model: None)
         model, args, kwargs = own.rebuild(nodes, own.take(own.arrays))
         return dataclasses.replace(self, model=model, args=args, kwargs=kwargs)
 
@@ -84,10 +84,10 @@ class Call:
             RuntimeError: an array of the model was donated to a running program.
         """
         leaves = [x.copy() if isinstance(x, jax.Array) else x for x in self.parts.leaves]
-        copy = self.parts.form.call(leaves, self.parts.arrays)
-        return dataclasses.replace(copy, switches=NONE, configuration=self.configuration)
+        copy = self.parts.structure.call(leaves, self.parts.arrays)
+        return dataclasses.replace(copy, switches=NO_SWITCHES, configuration=self.configuration)
 
-    def raise_theirs(self, found: str) -> None:
+    def raise_jax_error(self, found: str) -> None:
         """Call a copy as the user would without an inspector, so that jax raises its own error.
 
         Args:
@@ -114,11 +114,11 @@ class Call:
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class CallStructure:
     """A call without its arrays."""
 
     graphdef: GraphDef
-    held: StateStructure
+    state: StateStructure
     arguments: Arguments
     loss_fn: Callable[..., PyTree] | None
     switches: Switches
@@ -126,23 +126,23 @@ class Form:
 
     def call(self, leaves: Sequence[Value], arrays: Sequence[Value]) -> Call:
         """The call on a copy of the model with these leaves, in its modes."""
-        nodes = nnx.merge(self.graphdef, self.held.with_arrays(leaves))
+        nodes = nnx.merge(self.graphdef, self.state.with_arrays(leaves))
         model, args, kwargs = self.arguments.rebuild(nodes, arrays)
         self.switches.apply(model)
         return Call(model, args, kwargs, self.loss_fn, self.switches, entry=self.entry)
 
 
 @dataclasses.dataclass(frozen=True)
-class Parts:
+class CallParts:
     """A call taken apart into its code, a hashable key of the code, and its arrays."""
 
-    form: Form
+    structure: CallStructure
     key: tuple[Hashable, ...]
     leaves: list[Value]
     arrays: tuple[Value, ...]
 
 
-def blank(arguments: Arguments) -> Args:
+def without_arrays(arguments: Arguments) -> Args:
     """The leaves without models and arrays, which a compiled program must not keep alive."""
     dynamic = {*arguments.nodes, *arguments.arrays}
     return tuple(None if i in dynamic else leaf for i, leaf in enumerate(arguments.leaves))

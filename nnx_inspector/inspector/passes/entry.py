@@ -29,7 +29,7 @@ from nnx_inspector.program.editing.position_masks import Where
 from nnx_inspector.program.function import ModuleFunction, function_name, module_function, roots_of
 from nnx_inspector.typing import Args, Kwargs, PyTree, Value
 
-_ARRAYS: dict[type, str] = {
+_ARRAY_NAMES: dict[type, str] = {
     nnx.Linear: "kernel",
     nnx.Conv: "kernel",
     nnx.ConvTranspose: "kernel",
@@ -116,7 +116,7 @@ def entry_of(
     )
 
 
-def others_in_words(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+def other_models_notice(args: Sequence[object], kwargs: Mapping[str, object]) -> str:
     """A notice about models among the other arguments, which are not shown; "" if there is none."""
     leaves = jax.tree.leaves((args, kwargs), is_leaf=is_node)
     others = [type(leaf).__name__ for leaf in leaves if isinstance(leaf, nnx.Module)]
@@ -129,12 +129,12 @@ def others_in_words(args: Sequence[object], kwargs: Mapping[str, object]) -> str
 
 
 @contextlib.contextmanager
-def saying_if_ensemble(model: nnx.Module) -> Iterator[None]:
+def ensemble_noted(model: nnx.Module) -> Iterator[None]:
     """Inside, an error of a call says whether every array has an extra axis, as an ensemble's."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        found = {_members(module) for _, module in iter_modules(model)} - {None}
+        found = {_ensemble_size(module) for _, module in iter_modules(model)} - {None}
         if len(found) == 1 and found != {0}:
             add_note(
                 error,
@@ -145,9 +145,9 @@ def saying_if_ensemble(model: nnx.Module) -> Iterator[None]:
         raise
 
 
-def _members(module: nnx.Module) -> int | None:
+def _ensemble_size(module: nnx.Module) -> int | None:
     """The extra first axis of a layer's array, 0 for none; None if its class allows any rank."""
-    name = next((name for cls, name in _ARRAYS.items() if isinstance(module, cls)), None)
+    name = next((name for cls, name in _ARRAY_NAMES.items() if isinstance(module, cls)), None)
     variable = None if name is None else own_attribute(module, name)
     shape = shape_of(variable.get_raw_value() if isinstance(variable, nnx.Variable) else None)
     if shape is None:

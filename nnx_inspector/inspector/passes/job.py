@@ -30,7 +30,7 @@ class Job:
     """
 
     def __init__(self, core: Core, name: str):
-        self._core, self._place, self._stop = core, core.studying, threading.Event()
+        self._core, self._place, self._stop = core, core.study_lock, threading.Event()
         self._shown_at = 0.0
         # an error is already on screen by then
         self._worker = Worker(name, lambda error: None)
@@ -38,13 +38,13 @@ class Job:
         core.closing.callback(self._worker.close)
         core.closing.callback(self._stop.set)
 
-    def begin(self) -> None:
-        """Reserve the one place for work; `held` frees it again.
+    def reserve(self) -> None:
+        """Reserve the one place for work; `running` frees it again.
 
         Raises:
             InspectorError: the place is taken, or the arrays are spread over several processes.
         """
-        self._core.require_here("The model and its example")
+        self._core.require_one_process("The model and its example")
         if not self._place.acquire(blocking=False):
             raise InspectorError(
                 "Another study of the model is running. Wait for it, or stop it in its panel."
@@ -52,13 +52,13 @@ class Job:
         self._stop.clear()
 
     def queue(self, work: Callable[[], object], show: Show) -> None:
-        """Do the work in a thread, without `begin`, once no other work runs; it enters `held`
+        """Do the work in a thread, without `reserve`, once no other work runs; it enters `running`
         itself. If it is stopped before that, the panel shows so.
 
         Raises:
             InspectorError: the arrays are spread over several processes.
         """
-        self._core.require_here("The model and its example")
+        self._core.require_one_process("The model and its example")
         self._stop.clear()
 
         def in_turn() -> None:
@@ -76,11 +76,11 @@ class Job:
         self._worker.submit(in_turn)
 
     @contextlib.contextmanager
-    def held(
+    def running(
         self, show: Show, in_words: Callable[[BaseException], str] = reply_text
     ) -> Iterator[None]:
-        """A context for the work after `begin`: the panel shows that it runs, and any error of it,
-        and then the place is free.
+        """A context for the work after `reserve`: the panel shows that it runs, and its error, if
+        any; then the place is free.
         """
         try:
             show(running=True)
@@ -92,7 +92,7 @@ class Job:
             self._place.release()
 
     def start(self, work: Callable[[], object], show: Show) -> None:
-        """Do the work in a thread, after `begin`; it enters `held` itself."""
+        """Do the work in a thread, after `reserve`; it enters `running` itself."""
         try:
             show(running=True)
         finally:
@@ -103,7 +103,7 @@ class Job:
         """End the work at its next report."""
         self._stop.set()
 
-    def reporting(self, show: Show, bar: Report) -> Report:
+    def report_to(self, show: Show, bar: Report) -> Report:
         """A function that reports to a bar, shows the progress now and then, and returns whether to
         stop.
         """

@@ -12,7 +12,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.globs import escaped_glob
 from nnx_inspector.hooks.sites import CALL, Selection, parse_key, split_operation
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.inspector.passes.owned_passes import OwnedPasses
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.analysis.calls import TracedCall
 from nnx_inspector.program.analysis.trace import trace_of
@@ -21,7 +21,7 @@ MOST_OPERATIONS = 200
 """The most operations of one call that a click shows; each costs as much as a site."""
 
 
-def selected(core: Core, site: str, *, shown: bool) -> Selection:
+def select_operations(core: Core, site: str, *, shown: bool) -> Selection:
     """The sites that are shown, with or without the operations within a call."""
     return with_operations(core, site) if shown else without_operations(core, site)
 
@@ -33,11 +33,11 @@ def with_operations(core: Core, site: str) -> Selection:
         ValueError: there is no such site; nothing is seen within its call, or too much.
         InspectorError: a loop is being watched.
     """
-    site, terms = _asked(core, site), core.selection.terms
+    site, terms = _require_whole_site(core, site), core.selection.terms
     # traced apart: to name all of them it enters functions that the shown program leaves whole
     passes = OwnedPasses((), Selection((*terms, _glob(site))))
     called = passes.read(core.example_call(), trace_of).calls
-    within = _within(called, site)
+    within = _operations_within(called, site)
     found = [key for key in within if not any(_is_within(key, above) for above in within)]
     if not found:
         raise ValueError(
@@ -62,7 +62,7 @@ def with_operation(core: Core, key: str) -> Selection:
     site, operation = split_operation(key)
     if not operation or site not in core.view.keys or key in core.view.keys:
         return core.selection
-    _asked(core, site)
+    _require_whole_site(core, site)
     found = Selection((*core.selection.terms, escaped_glob(key)))
     called = OwnedPasses((), found).read(core.example_call(), trace_of).calls
     return found if any(call.site == key for call in called) else core.selection
@@ -75,8 +75,8 @@ def without_operations(core: Core, site: str) -> Selection:
         ValueError: there is no such site, or the user's own `only=` selects its operations.
         InspectorError: a loop is being watched, or one of the operations is perturbed.
     """
-    site, given = _asked(core, site), core.given.terms
-    within = _within(core.trace.calls, site)
+    site, given = _require_whole_site(core, site), core.user_selection.terms
+    within = _operations_within(core.trace.calls, site)
     hidden = {*map(escaped_glob, within)}.difference(given)
     selection = Selection([term for term in core.selection.terms if term not in hidden])
     perturbed = {key for handle in core.handles.all() for key in handle.sites}
@@ -92,9 +92,9 @@ def without_operations(core: Core, site: str) -> Selection:
     return selection
 
 
-def _asked(core: Core, site: str) -> str:
+def _require_whole_site(core: Core, site: str) -> str:
     """The whole site of a key; an error if it is unknown, or if a loop is being watched."""
-    site = without_layers(core.known(site))[0]
+    site = without_layers(core.require_site(site))[0]
     if core.looping:
         raise InspectorError(
             f"A loop is being watched, and its program measures the sites that it began with. Show "
@@ -103,7 +103,7 @@ def _asked(core: Core, site: str) -> str:
     return site
 
 
-def _within(calls: Sequence[TracedCall], site: str) -> list[str]:
+def _operations_within(calls: Sequence[TracedCall], site: str) -> list[str]:
     """The operations within a call, and within the other methods of its module that it calls."""
     of_calls = [] if split_operation(site)[1] else [c for c in calls if split_operation(c.site)[1]]
     below = {c.site for c in of_calls if c.parent is not None and calls[c.parent].site == site}

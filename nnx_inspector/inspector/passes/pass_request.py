@@ -21,9 +21,9 @@ from nnx_inspector._compat.processes import spans_processes
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.inspector.metrics import scalars_of
 from nnx_inspector.inspector.nnx.switches import Switches
-from nnx_inspector.inspector.passes.call import ITSELF, Call
+from nnx_inspector.inspector.passes.call import DEFAULT_ENTRY, Call
 from nnx_inspector.inspector.passes.entry import Entry
-from nnx_inspector.inspector.passes.programs import OwnedPasses, Result
+from nnx_inspector.inspector.passes.owned_passes import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences, relative_change
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.records.donated import WeakArrays, are_alive, raise_if_deleted
@@ -69,7 +69,7 @@ class Outcome:
         clean, found = self.clean or self.perturbed, self.differences
         root = self.root if found is None or self.root in found.sites else ""
         of_logits = found if self.of_a_loss else None
-        moved = [] if found is None else _moved(found, self.perturbed)
+        moved = [] if found is None else _output_changes(found, self.perturbed)
         apart = {"", root, *self.setting.sites}  # what is perturbed itself is not downstream
         downstream = [(site, change) for site, change in moved if site not in apart and change != 0]
         before, after = (
@@ -100,7 +100,7 @@ class Outcome:
         return None if self.counts else relative_change(clean.value, self.perturbed.value)
 
 
-def _moved(differences: Differences, perturbed: Result) -> list[tuple[str, float]]:
+def _output_changes(differences: Differences, perturbed: Result) -> list[tuple[str, float]]:
     """How far the output of each site moved, the farthest first; infinity if it is not finite."""
     found: list[tuple[str, float]] = []
     for site, change in differences.sites.items():
@@ -132,7 +132,7 @@ class PassRequest:
     kwargs: Kwargs
     loss_fn: Function | None = None
     configuration: Configuration = dataclasses.field(default_factory=Configuration.current)
-    entry: Entry = ITSELF
+    entry: Entry = DEFAULT_ENTRY
     number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
     @classmethod
@@ -169,7 +169,7 @@ class PassRequest:
         return Call(model, *of_it)
 
 
-def made(
+def run_pass(
     passes: OwnedPasses, call: Call, setting: Setting, *, clean: Result | None = None
 ) -> Outcome:
     """Run a call, and also its clean pass if something is perturbed and `clean` is missing."""
@@ -177,14 +177,14 @@ def made(
     if setting.active:
         clean = clean or passes.run(call, setting.clean())
         # what runs in all processes of a job may not depend on what a thread has compiled by now
-        if passes.missing("compare", call, setting) is None or spans_processes(call.arrays):
+        if passes.missing_program("compare", call, setting) is None or spans_processes(call.arrays):
             found = passes.compare(call, setting)
     is_loss, entry = call.loss_fn is not None, call.entry
     counts = entry.where is not None
     return Outcome(setting, perturbed, clean, found, is_loss, root=entry.site, counts=counts)
 
 
-def each_alone(
+def effects_alone(
     passes: OwnedPasses,
     call: Call,
     *,
@@ -199,12 +199,12 @@ def each_alone(
     """
     found: list[protocol.EffectAlone] = []
     again = passes.run(call, next(iter(settings.values())).clean())
-    if not _are_alike(again.value, clean.value):
+    if not _are_close(again.value, clean.value):
         return None
     for number, setting in settings.items():
         if not wanted():
             return None
-        effect = made(passes, call, setting, clean=again).effect()
+        effect = run_pass(passes, call, setting, clean=again).effect()
         if effect is None:
             continue
         before, after = (metrics.get("loss") for metrics in (effect.clean, effect.perturbed))
@@ -221,7 +221,7 @@ def each_alone(
     return tuple(found)
 
 
-def _are_alike(a: object, b: object) -> bool:
+def _are_close(a: object, b: object) -> bool:
     """Whether two results come from the same model, up to differences in rounding."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     arrays = [(np.asarray(x), np.asarray(y)) for x, y in pairs if isinstance(x, jax.Array)]
@@ -230,7 +230,7 @@ def _are_alike(a: object, b: object) -> bool:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Shown:
+class ShownPass:
     """A pass that was made for the screen, and its circumstances.
 
     Attributes:

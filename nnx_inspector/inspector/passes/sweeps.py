@@ -60,7 +60,7 @@ class Sweeps:
         self._job = Job(core, "nnx_inspector.sweep")
         self.wait, self.stop = self._job.wait, self._job.stop
 
-    def wanted(self, only: Only, perturbation: Perturbation | None, *how: Value) -> SweepRequest:
+    def request(self, only: Only, perturbation: Perturbation | None, *how: Value) -> SweepRequest:
         """The request for a sweep of the last pass; `how` is layers, logits, chunk and units."""
         core = self._core
         core.require_open()
@@ -71,79 +71,79 @@ class Sweeps:
             core.call, source, request.loss_fn is not None, only, perturbation, *how
         )
 
-    def run(self, asked: SweepRequest, progress: Progress) -> pd.DataFrame:
+    def run(self, request: SweepRequest, progress: Progress) -> pd.DataFrame:
         """Sweep in this thread; the screen shows it too.
 
         Raises:
             InspectorError: another sweep is running.
             Any error of `sweep`.
         """
-        self._job.begin()
-        return self._run(asked, progress)
+        self._job.reserve()
+        return self._run(request, progress)
 
-    def queue(self, asked: SweepRequest) -> None:
+    def queue(self, request: SweepRequest) -> None:
         """Sweep in a thread once no other study runs; an error is shown on screen."""
-        self._job.queue(lambda: self._run(asked, progress=False), self._showing(asked))
+        self._job.queue(lambda: self._run(request, progress=False), self._show_of(request))
 
-    def start(self, asked: SweepRequest) -> None:
+    def start(self, request: SweepRequest) -> None:
         """Sweep in a thread; an error is shown on screen."""
-        self._job.begin()
-        self._job.start(lambda: self._run(asked, progress=False), self._showing(asked))
+        self._job.reserve()
+        self._job.start(lambda: self._run(request, progress=False), self._show_of(request))
 
-    def _showing(self, asked: SweepRequest) -> Show:
-        return lambda **said: self._show(_of(asked, **said))
+    def _show_of(self, request: SweepRequest) -> Show:
+        return lambda **said: self._show(_message(request, **said))
 
-    def _run(self, asked: SweepRequest, progress: Progress) -> pd.DataFrame:
-        show = self._showing(asked)
-        with self._job.held(show, error_text):
-            call = retry_if_donated(lambda: asked.call().copied(), "The model", self._core.model)
+    def _run(self, request: SweepRequest, progress: Progress) -> pd.DataFrame:
+        show = self._show_of(request)
+        with self._job.running(show, error_text):
+            call = retry_if_donated(lambda: request.call().copied(), "The model", self._core.model)
             with show_progress(progress, "sweep") as bar, call.configuration.applied():
-                frame = _swept(call, asked, self._job.reporting(show, bar))
-            self._show(_result(asked, frame))
+                frame = _run_sweep(call, request, self._job.report_to(show, bar))
+            self._show(_result_message(request, frame))
             return frame
 
 
-def _swept(call: Call, asked: SweepRequest, report: Report) -> pd.DataFrame:
+def _run_sweep(call: Call, request: SweepRequest, report: Report) -> pd.DataFrame:
     function, args, kwargs = call.function()
     return sweep_call(
         function,
         args,
         kwargs,
         model=call.model,
-        sites=asked.only,
-        perturbation=asked.perturbation,
-        layers=asked.layers,
-        logits=asked.logits,
-        chunk=asked.chunk,
+        sites=request.only,
+        perturbation=request.perturbation,
+        layers=request.layers,
+        logits=request.logits,
+        chunk=request.chunk,
         progress=report,
-        units=asked.units,
-        of_a_loss=asked.of_a_loss,
+        units=request.units,
+        of_a_loss=request.of_a_loss,
         root=call.entry.site,
         where=call.entry.where,
     )
 
 
-def _of(asked: SweepRequest, kind: str = "", **more: object) -> protocol.Sweep:
+def _message(request: SweepRequest, kind: str = "", **more: object) -> protocol.Sweep:
     """The message; `kind` is the default that was used, "" while unknown."""
-    one = asked.perturbation
+    one = request.perturbation
     default = f"nni.{kind}()" if kind else "the default"
     fields: Kwargs = dict(
         running=False, stopped=False, done=0, total=0, measures=(), loss=None, rows=(), measured=0,
         error="",
     )  # fmt: skip
     return protocol.Sweep(
-        sites=asked.only if isinstance(asked.only, str) else "the chosen sites",
+        sites=request.only if isinstance(request.only, str) else "the chosen sites",
         perturbation=default if one is None else one.python() or one.kind_name,
-        source=asked.source,
+        source=request.source,
         **{**fields, **more},
     )
 
 
-def _result(asked: SweepRequest, frame: Value) -> protocol.Sweep:
+def _result_message(request: SweepRequest, frame: Value) -> protocol.Sweep:
     frame, attrs = frame.drop_duplicates("site"), frame.attrs  # of units the one that matters most
     measures = tuple(m for m in MEASURES if m in frame and frame[m].notna().any())
-    always = "loss_change" if asked.of_a_loss else "output_change"
-    if not measures or (asked.of_a_loss and always not in measures):
+    always = "loss_change" if request.of_a_loss else "output_change"
+    if not measures or (request.of_a_loss and always not in measures):
         measures = (always, *measures)  # none of them is finite
     rows = [
         protocol.SweepRow(
@@ -154,8 +154,8 @@ def _result(asked: SweepRequest, frame: Value) -> protocol.Sweep:
         for _, row in frame.head(protocol.MOST_RANKED).iterrows()
     ]
     unmeasured = len(attrs["unmeasured"])
-    return _of(
-        asked,
+    return _message(
+        request,
         attrs["perturbation"],
         stopped=bool(attrs["stopped"]),
         done=len(frame),

@@ -22,7 +22,7 @@ from nnx_inspector.typing import PyTree, Value
 _Flat = dict[Path, PyTree]
 
 
-def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
+def updated_model(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
     """The model with a new state: the given module itself, or a new module with the given states.
 
     Args:
@@ -43,7 +43,7 @@ def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
     own = _flat(state)
     # a checkpoint may have texts for the numbers of a list
     known = {tuple(map(str, path)): path for path in own}
-    given = {known.get(tuple(map(str, path)), path): one for path, one in _given(new).items()}
+    given = {known.get(tuple(map(str, path)), path): one for path, one in _flat_states(new).items()}
     for path in given:
         if path not in own:
             near = ", ".join(map(repr, closest_keys(site_key(path), [site_key(p) for p in own])))
@@ -52,7 +52,7 @@ def renewed(model: nnx.Module, new: tuple[object, ...]) -> nnx.Module:
                 f"state of this model alone; for nnx.split((model, optimizer)) that is state[0]."
             )
     merged = {path: _with_arrays(path, one, given.get(path, one)) for path, one in own.items()}
-    _require_there(merged)
+    _require_undeleted(merged)
     return nnx.merge(graphdef, nnx.from_flat_state(merged.items()))
 
 
@@ -60,7 +60,7 @@ def _flat(state: PyTree) -> _Flat:
     return dict(cast(Iterable[tuple[Path, PyTree]], nnx.to_flat_state(state)))
 
 
-def _given(states: Iterable[object]) -> _Flat:
+def _flat_states(states: Iterable[object]) -> _Flat:
     found: _Flat = {}
     for state in states:
         if isinstance(state, nnx.GraphDef):
@@ -80,27 +80,26 @@ def _with_arrays(path: Path, variable: object, new: object) -> PyTree:
     """The Variable `variable` with the arrays of `new`."""
     arrays, treedef = jax.tree.leaves(new), jax.tree.structure(variable)
     old = jax.tree.leaves(variable)
-    if list(map(_array, old)) != list(map(_array, arrays)):
+    if list(map(_shape_and_dtype, old)) != list(map(_shape_and_dtype, arrays)):
         raise ValueError(
-            f"The structure differs: {site_key(path)!r} is {_words(old)} in the inspected model "
-            f"and {_words(arrays)} in the one given. Make a new inspector of that model: "
-            f"nni.Inspector(model, x)."
+            f"The structure differs: {site_key(path)!r} is {_describe_all(old)} in the inspected "
+            f"model and {_describe_all(arrays)} in the one given. Make a new inspector of that "
+            f"model: nni.Inspector(model, x)."
         )
     return jax.tree.unflatten(treedef, arrays)
 
 
-def _array(x: Value) -> tuple[object, ...]:
+def _shape_and_dtype(x: Value) -> tuple[object, ...]:
     return jnp.shape(x), jnp.result_type(x)
 
 
-def _words(arrays: list[Value]) -> str:
+def _describe_all(arrays: list[Value]) -> str:
     return ", ".join(map(describe, arrays)) or "no array"
 
 
-def _require_there(flat: _Flat) -> None:
-    gone = [
-        site_key(path) for path, one in flat.items() if any(map(is_deleted, jax.tree.leaves(one)))
-    ]
+def _require_undeleted(flat: _Flat) -> None:
+    leaves = {path: jax.tree.leaves(one) for path, one in flat.items()}
+    gone = [site_key(path) for path, arrays in leaves.items() if any(map(is_deleted, arrays))]
     if gone:
         raise InspectorError(donated_text("The state", gone))
 
@@ -120,4 +119,4 @@ def _require_same(model: nnx.Module, other: nnx.Module) -> None:
     own, given = (_flat(nnx.state(m, graph=True)) for m in (model, other))
     for path in dict.fromkeys((*own, *given)):
         _with_arrays(path, own.get(path), given.get(path))
-    _require_there(given)
+    _require_undeleted(given)

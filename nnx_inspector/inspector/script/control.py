@@ -59,19 +59,17 @@ class Control:
         self._failed, self._steering = failed, steering
         self._session, self._recording = session, recording
         self._showing = PerturbationMessages()
-        self._said: ControlState | None = None
+        self._published: ControlState | None = None
         self._values = ValueRequests(session, recording, start=start, learn=learn)
         self._answers: dict[int, str] = {}
         self._run = secrets.token_hex(8)
         self._folder = create_folder(path)
-        self._say()
+        self._publish()
         self._closed, self._lock = threading.Event(), threading.RLock()
 
     def start(self) -> None:
         """Take requests from now on."""
-        thread = threading.Thread(
-            target=self._keep_looking, name="nnx_inspector.control", daemon=True
-        )
+        thread = threading.Thread(target=self._poll, name="nnx_inspector.control", daemon=True)
         thread.start()
 
     def close(self) -> None:
@@ -81,9 +79,9 @@ class Control:
             if self._run:
                 self._run, self._session.value_request = "", None
                 remove_folder(self._folder)
-                self._say()
+                self._publish()
 
-    def _look(self) -> None:
+    def _handle_requests(self) -> None:
         """Carry out what was asked."""
         with self._lock:
             if not self._run:  # closed since, and the folder is gone
@@ -96,41 +94,41 @@ class Control:
                         text = self._carry_out(message)
                         if text is not None:
                             answers[message.id] = ""
-                            steering.act(f"run.{text.removeprefix('insp.')}")
+                            steering.apply(f"run.{text.removeprefix('insp.')}")
                 except Exception as error:  # noqa: BLE001 - it is the answer
                     answers[message.id] = reply_text(error)
-            found = self._values.look(self._folder, self._run)
+            found = self._values.advance(self._folder, self._run)
             if found is not None:
                 answers[found.number] = found.why
                 if not found.why:
                     steering.done.append((found.step, found.text))
             self._answers = dict([*self._answers.items(), *answers.items()][-MOST_ANSWERS:])
-            self._say()
+            self._publish()
 
-    def _keep_looking(self) -> None:
+    def _poll(self) -> None:
         while not self._closed.wait(PAUSE):
             try:
-                self._look()
+                self._handle_requests()
             except OSError as error:
                 self._failed(f"The run takes no more requests: {error}.")
                 self.close()  # a later request is then refused at once
 
-    def _say(self) -> None:
+    def _publish(self) -> None:
         steering = self._steering
         with steering.lock:
             apart, handles = self._session.disagreement, steering.handles.all()
             waits = bool(steering.waiting) and not apart
-            steering.handles.tell_idle({one.id: apart for one in handles} if apart else {})
-            said = ControlState(
+            steering.handles.set_idle({one.id: apart for one in handles} if apart else {})
+            state = ControlState(
                 run=self._run,
                 every=steering.every,
                 perturbations=self._showing.of(handles, pending=waits),
                 answers=self._answers,
                 done=tuple(steering.done),
             )
-        if said != self._said:
-            self._said = said
-            self._recording.keep_table(CONTROL, said.to_columns())
+        if state != self._published:
+            self._published = state
+            self._recording.keep_table(CONTROL, state.to_columns())
 
     def _carry_out(self, message: object) -> str | None:
         """Do what is asked; returns it as Python, None if it is answered later."""

@@ -17,7 +17,7 @@ import jax
 
 from nnx_inspector.hooks.sites import Only, Selection, no_match_text
 from nnx_inspector.inspector.handles import Handles
-from nnx_inspector.inspector.passes.alike import Alike
+from nnx_inspector.inspector.passes.shared_perturbations import SharedPerturbations
 from nnx_inspector.live.session import JobExchange, Session
 from nnx_inspector.perturbations.parameters import ParameterPerturbation
 from nnx_inspector.perturbations.perturbed import chosen_layer
@@ -63,12 +63,13 @@ class Steering(JobExchange):
         self._session, self._start = session, start
         for site, perturbation in declared.items():
             self.add(site, perturbation, enabled=False)
-        self.every, self._asked = every, 0  # the latter: how often the next pass was asked for
+        self.every, self._extra = every, 0  # the latter: how often the next pass was asked for
         self._sampled = every, 0  # what the session measures by now
         self.done, self.waiting = deque[tuple[int, str]](maxlen=MOST_DONE), list[str]()
         self._wished = 0  # how much of what waits is in the last wish
-        self._alike = Alike(self.handles, Session.perturb, lock=self.lock, warns=warns)
-        self._opens, self._perturbed = self._text(self._alike.initial_wish()), ""
+        perturb = Session.perturb
+        self._shared = SharedPerturbations(self.handles, perturb, lock=self.lock, warns=warns)
+        self._opens, self._perturbed = self._text(self._shared.initial_wish()), ""
         session.steering = self
         session.perturb(self.handles.setting())
         session.take_places()
@@ -94,7 +95,7 @@ class Steering(JobExchange):
             if enabled and not has_room(self._session.places, wanted.places):
                 raise ValueError(f"{site or '(root)'!r} is not perturbed: {NO_ROOM}.")
         except BaseException:
-            self.handles.take_back(handle, before)  # or nothing would have room any more
+            self.handles.undo_add(handle, before)  # or nothing would have room any more
             raise
 
     def _sites(self, only: Only) -> Iterable[str]:
@@ -106,29 +107,29 @@ class Steering(JobExchange):
 
     def measure_next(self) -> None:
         """Let the next pass be measured too; in a job, the one after the next measured one."""
-        self._asked += 1
+        self._extra += 1
 
-    def act(self, text: str) -> None:
+    def apply(self, text: str) -> None:
         """Do what was changed, from now on or, in a job, later; `text` is the change as Python."""
         session = self._session
         if session.group is not None:
             self.waiting.append(text)
         else:
-            self.done.append((self._next, text))
+            self.done.append((self._next_step, text))
             session.perturb(self.handles.setting())
-            self._sample(self.every, self._asked)
+            self._sample(self.every, self._extra)
 
     @property
-    def _next(self) -> int:
+    def _next_step(self) -> int:
         """The step that begins next."""
         return self._start + self._session.inbox.count
 
-    def _sample(self, every: int, asked: int, *now: int) -> None:
+    def _sample(self, every: int, extra: int, *now: int) -> None:
         """Change which passes are measured, `now` before all others."""
-        if self._sampled != (every, asked):
-            once = (1,) * (asked > self._sampled[1])
+        if self._sampled != (every, extra):
+            once = (1,) * (extra > self._sampled[1])
             self._session.inbox.sample(*now, *once, every)
-            self._sampled = every, asked
+            self._sampled = every, extra
 
     # ---------------------------------------------------------------- in a job
 
@@ -138,20 +139,20 @@ class Steering(JobExchange):
     def wish(self) -> str:
         with self.lock:
             self._wished = len(self.waiting)
-            return self._text(self._alike.wish())
+            return self._text(self._shared.wish())
 
     def _text(self, perturbations: str) -> str:
-        return json.dumps([self.every, self._asked, perturbations])
+        return json.dumps([self.every, self._extra, perturbations])
 
     def apply_wishes(self, session: Session, said: Mapping[int, str], /) -> None:
         """Do what process 0 wants. The pass that begins now is measured in any case."""
-        every, asked, perturbations = json.loads(said[0])
+        every, extra, perturbations = json.loads(said[0])
         with self.lock:
-            self.done.extend((self._next, text) for text in self.waiting[: self._wished])
+            self.done.extend((self._next_step, text) for text in self.waiting[: self._wished])
             self.waiting, self._wished = self.waiting[self._wished :], 0
             if perturbations != self._perturbed:
                 self._perturbed = perturbations
-                self._alike.apply_wishes(session, {0: perturbations})
-            self._sample(every, asked, session.inbox.every)
+                self._shared.apply_wishes(session, {0: perturbations})
+            self._sample(every, extra, session.inbox.every)
             if jax.process_index():
-                self.every, self._asked = every, asked
+                self.every, self._extra = every, extra

@@ -17,16 +17,15 @@ from flax import nnx
 
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.hooks.operations.attention import is_pattern
-from nnx_inspector.hooks.sites import (
-    closest_keys,
-    module_sites,
-    parse_key,
-    site_key,
-    split_operation,
+from nnx_inspector.hooks.sites import closest_keys, module_sites, site_key, split_operation
+from nnx_inspector.inspector.values.array_cache import SiteArray
+from nnx_inspector.inspector.values.array_reader import (
+    array_messages,
+    has_convolutions,
+    module_key,
+    skipped_notes,
 )
-from nnx_inspector.inspector.values.axes import Around, names_of_value
-from nnx_inspector.inspector.values.cache import Held
-from nnx_inspector.inspector.values.opening import array_messages, convolves, skipped_notes
+from nnx_inspector.inspector.values.axes import CallContext, names_of_value
 from nnx_inspector.live.inbox import WatchedPass
 from nnx_inspector.live.programs.value_request import MOST_MISSES, CallValues, ValueRequest
 from nnx_inspector.live.session import Session
@@ -40,14 +39,14 @@ from nnx_inspector.typing import Value
 
 MOST_WAITING: Final = 16
 """How many requests wait for the one under way."""
-IN_JOB: Final = (
+NOT_IN_JOB: Final = (
     "a job of several processes sends no values, because each process has only a part of them and "
     "all would have to run another program at the same step. Read them in the script, in every "
     "process: nni.capture."
 )
 
 
-class Answered(NamedTuple):
+class ValueAnswer(NamedTuple):
     """What became of a request: why it failed, or the step whose values were sent."""
 
     number: int
@@ -78,19 +77,19 @@ class ValueRequests:
         self._modules = {
             site_key(one.path): _copy_of(one.module) for one in module_sites(session.model)
         }
-        self._spatial = convolves(self._modules.values())
+        self._spatial = has_convolutions(self._modules.values())
         self._waiting = deque[protocol.ReadSite]()
-        self._now: protocol.ReadSite | None = None
+        self._current: protocol.ReadSite | None = None
 
     def ask(self, message: protocol.ReadSite) -> None:
-        """Take a request, which `look` answers.
+        """Take a request, which `advance` answers.
 
         Raises:
             ValueError: there is no such site or example.
             InspectorError: too many requests wait, or the run is a job of several processes.
         """
         if self._session.group is not None:
-            raise InspectorError(IN_JOB)
+            raise InspectorError(NOT_IN_JOB)
         known = list(dict.fromkeys([*self._session.keys, *self._recording.sites]))
         if without_layers(message.site)[0] not in known:
             near = ", ".join(map(repr, closest_keys(message.site, known)))
@@ -101,13 +100,13 @@ class ValueRequests:
             raise InspectorError(f"{MOST_WAITING} requests for values wait already.")
         self._waiting.append(message)
 
-    def look(self, folder: str, run: str) -> Answered | None:
+    def advance(self, folder: str, run: str) -> ValueAnswer | None:
         """Do what can be done by now; returns what became of a request."""
-        asked, now = self._session.value_request, self._now
+        asked, now = self._session.value_request, self._current
         if self._session.group is not None:  # known with the first program, perhaps
             given = [*([] if now is None else [now]), *self._waiting]
-            self._now, self._waiting = None, deque(given[1:])
-            return Answered(given[0].id, IN_JOB, 0, "") if given else None
+            self._current, self._waiting = None, deque(given[1:])
+            return ValueAnswer(given[0].id, NOT_IN_JOB, 0, "") if given else None
         if now is None or asked is None:
             self._begin()
             return None
@@ -120,25 +119,25 @@ class ValueRequests:
             return None  # more of that pass may come
         if not asked.problem and (found is None or not all(m.is_here for m in found.messages)):
             return None
-        self._now = self._session.value_request = None
+        self._current = self._session.value_request = None
         step, why = self._start + (0 if found is None else found.number), asked.problem
         if found is not None:
             try:
-                write_values(folder, now.id, self._packed(now, found, run, step))
+                write_values(folder, now.id, self._pack(now, found, run, step))
             except Exception as error:  # noqa: BLE001 - it is the answer
                 why = reply_text(error)
         example = "" if now.example is None else f", example={now.example}"
-        return Answered(now.id, why, step, f"run.values({now.site!r}{example})")
+        return ValueAnswer(now.id, why, step, f"run.values({now.site!r}{example})")
 
     def _begin(self) -> None:
         if self._waiting:
-            self._now = now = self._waiting.popleft()
+            self._current = now = self._waiting.popleft()
             site, _ = without_layers(now.site)
             self._session.value_request = ValueRequest(site, now.example, most=MOST_BYTES)
 
     # ---------------------------------------------------------------- in the file
 
-    def _packed(self, now: protocol.ReadSite, one: WatchedPass, run: str, step: int) -> bytes:
+    def _pack(self, now: protocol.ReadSite, one: WatchedPass, run: str, step: int) -> bytes:
         site, layers = without_layers(now.site)
         calls = [call for call in one.sent.values if np.any(_layer_of(call.ran, layers))]
         if not one.sent.values:
@@ -148,12 +147,12 @@ class ValueRequests:
             raise InspectorError(f"{now.site!r} is in a branch that step {step} did not take.")
         self._learn(one)
         batch = 1 if now.example is not None else _batch_of(one.sent.calls)
-        held: list[Held] = []
+        held: list[SiteArray] = []
         for number, call in enumerate(calls):
             _require_layers(call, layers, now.site)
             for name, value, mapped in zip(call.names, call.values, call.mapped, strict=True):
                 axes = self._axes(site, call, value, mapped, batch)[len(layers) :]
-                held.append(Held(len(held), number, name, value[layers], axes))
+                held.append(SiteArray(len(held), number, name, value[layers], axes))
         notes = skipped_notes((n, _layer_of(call.ran, layers)) for n, call in enumerate(calls))
         alone = "" if now.example is None else f", example {now.example} alone"
         shown = protocol.Arrays(
@@ -172,8 +171,8 @@ class ValueRequests:
     def _axes(
         self, site: str, call: CallValues, value: Value, mapped: int, batch: int | None
     ) -> tuple[str, ...]:
-        around = Around(
-            module=self._modules.get(site_key(parse_key(split_operation(site)[0])[0])),
+        context = CallContext(
+            module=self._modules.get(module_key(split_operation(site)[0])),
             loops=call.loops,
             members=call.members,
             mapped=mapped,
@@ -182,7 +181,7 @@ class ValueRequests:
             spatial=self._spatial,
             attends=is_pattern(site),
         )
-        return names_of_value(value.shape, value.dtype, around)
+        return names_of_value(value.shape, value.dtype, context)
 
 
 def _copy_of(module: nnx.Module) -> nnx.Module | None:

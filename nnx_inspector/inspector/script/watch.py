@@ -218,20 +218,20 @@ NOT_SAVED = (
     "each process trains a model of its own, write its recording yourself: "
     "recording.attach(path), recording.subscribe(f)."
 )
-_Learnt = tuple[Facts, dict[str, int], tuple[Site, ...]]
-_learnt: weakref.WeakKeyDictionary[WatchedCall, _Learnt] = weakref.WeakKeyDictionary()
+_Traced = tuple[Facts, dict[str, int], tuple[Site, ...]]
+_TRACED: weakref.WeakKeyDictionary[WatchedCall, _Traced] = weakref.WeakKeyDictionary()
 """What was learnt from a call, kept as long as a program that was traced for it."""
 
 
-def _learn(call: WatchedCall, readers: Sequence[Callable[[], tuple[Facts, Trace]]]) -> _Learnt:
+def _trace_call(call: WatchedCall, readers: Sequence[Callable[[], tuple[Facts, Trace]]]) -> _Traced:
     """What the first reader gives that can trace the call; nothing if none can."""
-    if call not in _learnt:
+    if call not in _TRACED:
         for read in readers:
             with contextlib.suppress(Exception):  # the user's call itself worked: do without them
                 facts, trace = read()
-                _learnt[call] = facts, stacks_of(trace), rows_of(trace, unseen={})
+                _TRACED[call] = facts, stacks_of(trace), rows_of(trace, unseen={})
                 break
-    return _learnt.get(call, (Facts(), {}, ()))
+    return _TRACED.get(call, (Facts(), {}, ()))
 
 
 class _Recorder(LoopCallbacks):
@@ -241,16 +241,16 @@ class _Recorder(LoopCallbacks):
 
     def __init__(self, recording: Recording, start: int = 0):
         self._recording, self.start = recording, start
-        self._known: list[WatchedCall] = []
+        self._calls: list[WatchedCall] = []
         self._stacked: list[WatchedCall] = []  # those whose stacks are known
-        self._begun: list[Shapes] = []  # the model when the loop began, if it could be read
-        self._learning = threading.RLock()  # the thread that answers requests learns too
-        self._called = 0  # how many rows of the recording's table of modules are called
+        self._first_shapes: list[Shapes] = []  # the model when the loop began, if it could be read
+        self._lock = threading.RLock()  # the thread that answers requests learns too
+        self._called_rows = 0  # how many rows of the recording's table of modules are called
 
     def step_begins(self, session: Session) -> bool:
-        if not self._begun:
+        if not self._first_shapes:
             with contextlib.suppress(Exception):  # a model of the user's: do without its facts
-                self._begun.append(shapes_of(session.model))
+                self._first_shapes.append(shapes_of(session.model))
         if self.control is not None:
             self.control.start()
         return False
@@ -275,18 +275,18 @@ class _Recorder(LoopCallbacks):
         sent = one.sent
         rows = any(found.rows for every in sent.arrived.values() for found in every)
         rows = rows or any(value.loops for value in sent.values)
-        with self._learning:
+        with self._lock:
             for call in sent.calls:
                 if call is not None:
-                    self._learn(session, call, rows=rows)
-            self._tell_apart(session, sent)
+                    self._learn_call(session, call, rows=rows)
+            self._add_members(session, sent)
 
-    def _learn(self, session: Session, call: WatchedCall, *, rows: bool) -> None:
-        is_new = all(call is not known for known in self._known)
+    def _learn_call(self, session: Session, call: WatchedCall, *, rows: bool) -> None:
+        is_new = all(call is not known for known in self._calls)
         needs_stacks = rows and all(call is not known for known in self._stacked)
         if not is_new and not needs_stacks:
             return
-        self._known += [call] * is_new
+        self._calls += [call] * is_new
         self._stacked += [call] * needs_stacks
         models = list[Shapes]()
         with contextlib.suppress(Exception):
@@ -294,22 +294,22 @@ class _Recorder(LoopCallbacks):
         # This is another thread than the loop's, in which nnx takes the attributes of modules out
         # and puts them back while a program ends. What was read meanwhile may lack some, and then
         # the call cannot be traced: so the model as the loop began is tried after it.
-        models += self._begun
+        models += self._first_shapes
         readers = [reader_of(one, call, session.selection, session.where) for one in models]
         if needs_stacks:
-            self._stack(session, _learn(call, readers)[1])
+            self._stack(session, _trace_call(call, readers)[1])
         if is_new:
-            self._recording.learn(lambda: self._facts(*_learn(call, readers)))
+            self._recording.learn(lambda: self._facts(*_trace_call(call, readers)))
 
     def _facts(self, facts: Facts, _: dict[str, int], rows: tuple[Site, ...]) -> Facts:
         """The facts of a call; with them the recording gets the rows of the model's tree."""
         called = sum(row.calls > 0 for row in rows)
-        if called > self._called:  # else it may be a call of a part
-            self._called = called
+        if called > self._called_rows:  # else it may be a call of a part
+            self._called_rows = called
             self._recording.keep_table(MODULES, columns_of_rows(rows))
         return facts
 
-    def _tell_apart(self, session: Session, sent: PassData) -> None:
+    def _add_members(self, session: Session, sent: PassData) -> None:
         """Give rows to the members of an ensemble, whose calls the model's trace does not show."""
         apart = {
             leaf_of(key)[0]: sent.members

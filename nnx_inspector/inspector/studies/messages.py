@@ -32,14 +32,14 @@ MOST_POSITIONS = 128
 MOST_PIXELS = 96
 """The most rows and columns of an attribution's picture in a message."""
 MOST_TOKENS = 4096
-NEAR = 8
+MOST_WORDS_NEAR = 8
 """How many words are shown on each side of an example's place."""
 
 
 def lens_message(
-    found: Lens, asked: protocol.Study, source: str, words: Words, name: Name
+    found: Lens, request: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Lens:
-    at = _example(found.answer, asked.example)
+    at = _example_index(found.answer, request.example)
     answer = np.atleast_1d(found.answer[at])
     most = min(answer.size, MOST_POSITIONS)
 
@@ -49,12 +49,12 @@ def lens_message(
 
     tokens, likely = (of(x, -1) for x in (found.tokens, found.probabilities))
     probability, rank = of(found.answer_probability), of(found.answer_rank)
-    texts = words(asked.example)
+    texts = words(request.example)
     return protocol.Lens(
         running=False,
         error="",
         source=source,
-        example=asked.example,
+        example=request.example,
         unembed=found.unembed,
         norm=found.norm,
         words=tuple(texts[:most]) if len(texts) == answer.size else (),
@@ -81,17 +81,17 @@ def lens_message(
 
 
 def logits_message(
-    found: LogitAttribution, asked: protocol.Study, source: str, words: Words, name: Name
+    found: LogitAttribution, request: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Logits:
-    at = _example(found.token, asked.example)
+    at = _example_index(found.token, request.example)
     tokens = np.atleast_1d(found.token[at])
-    position = _within(asked.position, tokens.size, "position")
+    position = _require_index(request.position, tokens.size, "position")
     parts = [np.atleast_1d(one[at])[position] for one in found.contributions]
     return protocol.Logits(
         running=False,
         error="",
         source=source,
-        example=asked.example,
+        example=request.example,
         position=position,
         token=int(tokens[position]),
         word=name(int(tokens[position])),
@@ -104,10 +104,10 @@ def logits_message(
 
 
 def attribution_message(
-    found: Attribution, asked: protocol.Study, source: str, words: Words, name: Name
+    found: Attribution, request: protocol.Study, source: str, words: Words, name: Name
 ) -> protocol.Attributed:
     batched = found.output.ndim > 0
-    example = _within(asked.example, len(found.output), "example") if batched else 0
+    example = _require_index(request.example, len(found.output), "example") if batched else 0
     scores: Value = np.atleast_1d(found.scores[example] if batched else found.scores)
     if scores.ndim > 2:  # [rows, columns, ...]: the channels of a pixel count together
         scores = scores.reshape(*scores.shape[:2], -1).sum(-1)
@@ -122,15 +122,15 @@ def attribution_message(
     apart: Value = None if baseline is None else output - baseline
     if batched:
         output, apart = output[example], None if apart is None else apart[example]
-    texts = words(asked.example) if scores.ndim == 1 else []
+    texts = words(request.example) if scores.ndim == 1 else []
     return protocol.Attributed(
         running=False,
         error="",
         source=source,
-        example=asked.example,
+        example=request.example,
         of=found.of,
         method=found.method,
-        word=_word_of(found, asked, example, name),
+        word=_word_of(found, request, example, name),
         output=protocol.finite(output),
         difference=protocol.finite(apart),
         shape=tuple(scores.shape),
@@ -140,16 +140,16 @@ def attribution_message(
     )
 
 
-def _word_of(found: Attribution, asked: protocol.Study, example: int, name: Name) -> str:
+def _word_of(found: Attribution, request: protocol.Study, example: int, name: Name) -> str:
     """The word or class whose logit is attributed; "" for an output that a function chose."""
     if found.classes is None:
-        return "" if asked.token is None else name(asked.token)
+        return "" if request.token is None else name(request.token)
     return name(int(found.classes[example] if found.classes.ndim else found.classes))
 
 
 def examples_message(
     found: TopExamples,
-    asked: protocol.Study,
+    request: protocol.Study,
     source: str,
     words: Words,
     name: Name,
@@ -157,7 +157,7 @@ def examples_message(
     placed: bool,
 ) -> protocol.UnitExamples:
     """The examples of a unit; `placed`: the places of the site are those of the words."""
-    unit = _within(asked.unit, found.units, "unit")
+    unit = _require_index(request.unit, found.units, "unit")
     rows: list[protocol.ExciteRow] = []
     for which in ("most", "least", "random"):
         for rank, (example, place, value) in enumerate(getattr(found, which).rows(unit)):
@@ -166,7 +166,7 @@ def examples_message(
             spot = tuple(map(int, place))
             text = words(example)
             one_length = len(text) in found.shape or found.notes  # batches of several have notes
-            near, at = _around(text, spot if one_length and placed else ())
+            near, at = _words_near(text, spot if one_length and placed else ())
             rows.append(
                 protocol.ExciteRow(
                     which=which,
@@ -198,23 +198,23 @@ def examples_message(
     )
 
 
-def _around(words: Sequence[str], place: Sequence[int]) -> tuple[tuple[str, ...], int]:
+def _words_near(words: Sequence[str], place: Sequence[int]) -> tuple[tuple[str, ...], int]:
     """The words near a place, and the index of its word; all of them, cut off, if it has none."""
     if len(place) != 1 or not 0 <= place[0] < len(words):
-        return tuple(words[: 2 * NEAR]), -1
-    first = max(0, place[0] - NEAR)
-    return tuple(words[first : place[0] + NEAR + 1]), place[0] - first
+        return tuple(words[: 2 * MOST_WORDS_NEAR]), -1
+    first = max(0, place[0] - MOST_WORDS_NEAR)
+    return tuple(words[first : place[0] + MOST_WORDS_NEAR + 1]), place[0] - first
 
 
-def _example(x: np.ndarray, example: int) -> tuple[int | slice, ...]:
+def _example_index(x: np.ndarray, example: int) -> tuple[int | slice, ...]:
     """The index of one example in an array of positions, whose first axis is the examples."""
     if x.ndim == 0:
         return ()
-    return (_within(example, len(x), "example"), *[slice(None)] * min(x.ndim - 1, 1),
+    return (_require_index(example, len(x), "example"), *[slice(None)] * min(x.ndim - 1, 1),
             *[0] * (x.ndim - 2))  # fmt: skip
 
 
-def _within(number: int, count: int, what: str) -> int:
+def _require_index(number: int, count: int, what: str) -> int:
     if not -count <= number < count:
         raise IndexError(f"There are {count} {what}s: there is no {what} {number}.")
     return number % count

@@ -18,7 +18,12 @@ import numpy as np
 
 from nnx_inspector.arrays import is_array
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.passes.batch import apart, arguments_of, forward, given
+from nnx_inspector.inspector.passes.batch import (
+    arguments_of,
+    forward_request,
+    given_arguments,
+    unaligned_sites,
+)
 from nnx_inspector.inspector.passes.call import Call
 from nnx_inspector.inspector.passes.job import Job, Show
 from nnx_inspector.inspector.studies.messages import (
@@ -27,7 +32,7 @@ from nnx_inspector.inspector.studies.messages import (
     lens_message,
     logits_message,
 )
-from nnx_inspector.inspector.values.positions import is_apart
+from nnx_inspector.inspector.values.positions import is_unaligned
 from nnx_inspector.lenses.attribution import Attribution, attribute
 from nnx_inspector.lenses.examples import TopExamples, search_examples
 from nnx_inspector.lenses.lens import Lens, lens
@@ -40,14 +45,14 @@ from nnx_inspector.screen.batch_reader import Argument
 from nnx_inspector.typing import Array, Function, Kwargs, Value
 
 
-def require_site(site: str | None) -> str:
+def require_site_argument(site: str | None) -> str:
     """The site of `insp.examples`, or a TypeError that shows a call."""
     if site is None:
         raise TypeError("insp.examples takes a site too: insp.examples(batches, 'encoder').")
     return site
 
 
-def study(what: Value, **fields: object) -> protocol.Study:
+def study_request(what: Value, **fields: object) -> protocol.Study:
     """The request for a study from Python; other fields are as when a panel is opened."""
     of_nobody = dict[str, Value](
         id=0, again=True, site="", example=0, position=-1, unit=0, axis=-1, token=None, unembed="",
@@ -56,7 +61,7 @@ def study(what: Value, **fields: object) -> protocol.Study:
     return protocol.Study(what=what, **{**of_nobody, **fields})
 
 
-NOT_ALONE = "what the last step gives to the model is not one call with arguments as the example's"
+NOT_ONE_CALL = "what the last step gives to the model is not one call like the example's"
 
 T = TypeVar("T")
 Make = Callable[[Call, Report], Value]
@@ -74,7 +79,7 @@ _PANELS: dict[str, tuple[type[Value], Function]] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class _Found:
+class _LastResult:
     """The last result of a kind, the name of its pass, the number of its batch (-1: other data),
     the words of an example, and the pictures of several, if no batch on screen has them.
     """
@@ -91,59 +96,62 @@ class Studies:
 
     def __init__(self, core: Core):
         self._core, self._show = core, core.view.publish
-        self._found: dict[str, _Found] = {}
+        self._results: dict[str, _LastResult] = {}
         self._job = Job(core, "nnx_inspector.study")
         self.wait, self.stop = self._job.wait, self._job.stop
 
     # ------------------------------------------------------------- from Python
 
-    def make(self, asked: protocol.Study, f: Callable[..., T], **how: object) -> T:
+    def make(self, request: protocol.Study, f: Callable[..., T], **how: object) -> T:
         """The result of a lens or an attribution, which its panel shows too."""
-        return self._now(asked, self._passing(f, how))
+        return self._run_here(request, self._lens_maker(f, how))
 
     def examples(
         self,
-        asked: protocol.Study,
+        request: protocol.Study,
         data: Iterable[object] | None,
         k: int,
         inputs: Select | None,
         progress: Progress,
     ) -> TopExamples:
-        return self._now(asked, self._searching(asked, data, k, inputs), progress, data, inputs)
+        make = self._search_maker(request, data, k, inputs)
+        return self._run_here(request, make, progress, data, inputs)
 
     # --------------------------------------------------------- from the screen
 
-    def ask(self, asked: protocol.Study) -> None:
+    def start(self, request: protocol.Study) -> None:
         """Make a study in a thread, or show another part of the last one."""
         self._core.require_open()
-        if not asked.again and asked.what in self._found:
-            self._tell(asked)
+        if not request.again and request.what in self._results:
+            self._show_part(request)
             return
-        make = self._of_request(asked)
-        self._job.queue(lambda: self._make(asked, make, False, None), self._showing(asked))
+        make = self._maker_of(request)
+        self._job.queue(lambda: self._run(request, make, False, None), self._show_of(request))
 
-    def _showing(self, asked: protocol.Study) -> Show:
-        return lambda **said: self._show(self._empty(asked, **said))
+    def _show_of(self, request: protocol.Study) -> Show:
+        return lambda **said: self._show(self._empty_message(request, **said))
 
-    def _of_request(self, asked: protocol.Study) -> Make:
+    def _maker_of(self, request: protocol.Study) -> Make:
         # no site is called "none", and False is the norm that a lens takes for no norm
-        norm = False if asked.norm == "none" else asked.norm or None
-        read = {"unembed": asked.unembed or None, "norm": norm}
-        if asked.what == "lens":
-            return self._passing(lens, {**read, "answer": asked.token})
-        if asked.what == "logits":
-            before = self._found.get("lens")
-            token = asked.token if asked.token is not None or not before else before.result.answer
-            return self._passing(logit_attribution, {**read, "token": token})
-        if asked.what == "attribution":
-            how = {"output": asked.token, "method": asked.method, "position": asked.position}
-            return self._passing(attribute, how)
-        self._core.known(asked.site)
-        return self._searching(asked, None, 5, None)
+        norm = False if request.norm == "none" else request.norm or None
+        read = {"unembed": request.unembed or None, "norm": norm}
+        if request.what == "lens":
+            return self._lens_maker(lens, {**read, "answer": request.token})
+        if request.what == "logits":
+            before = self._results.get("lens")
+            token = request.token
+            if token is None and before:
+                token = before.result.answer
+            return self._lens_maker(logit_attribution, {**read, "token": token})
+        if request.what == "attribution":
+            how = {"output": request.token, "method": request.method, "position": request.position}
+            return self._lens_maker(attribute, how)
+        self._core.require_site(request.site)
+        return self._search_maker(request, None, 5, None)
 
     # ------------------------------------------------------------------ within
 
-    def _passing(self, f: Function, how: Kwargs) -> Make:
+    def _lens_maker(self, f: Function, how: Kwargs) -> Make:
         def make(call: Call, report: Report) -> Value:
             if f is not attribute and how.get("unembed") is None:
                 self._require_classes()
@@ -155,8 +163,8 @@ class Studies:
     def _require_classes(self) -> None:
         """Raise a ValueError if nothing indicates that the model's output is logits."""
         core = self._core
-        given = [(request.args, request.kwargs) for request in (core.example, core.request)]
-        arrays = [x for x in jax.tree.leaves(given) if is_array(x)]
+        passes = [(one.args, one.kwargs) for one in (core.example, core.request)]
+        arrays = [x for x in jax.tree.leaves(passes) if is_array(x)]
         whole = any(getattr(x.dtype, "kind", "") in "iu" for x in arrays)
         if not whole and not core.inputs.has_any(arrays):
             raise ValueError(
@@ -165,9 +173,9 @@ class Studies:
                 "the classes with labels= of the Inspector."
             )
 
-    def _searching(
+    def _search_maker(
         self,
-        asked: protocol.Study,
+        request: protocol.Study,
         data: Iterable[object] | None,
         k: int,
         inputs: Select | None,
@@ -177,79 +185,80 @@ class Studies:
             return search_examples(
                 lambda args: dataclasses.replace(call, args=args, kwargs=kwargs).function(),
                 [call.args] if data is None else data,
-                asked.site, k, asked.axis, inputs, 0, report, where=call.entry.where,
+                request.site, k, request.axis, inputs, 0, report, where=call.entry.where,
             )  # fmt: skip
 
         return make
 
-    def _now(
+    def _run_here(
         self,
-        asked: protocol.Study,
+        request: protocol.Study,
         make: Make,
         progress: Progress = False,
         data: Iterable[object] | None = None,
         inputs: Select | None = None,
     ) -> Value:
         self._core.require_open()
-        self._job.begin()
-        return self._make(asked, make, progress, data, inputs)
+        self._job.reserve()
+        return self._run(request, make, progress, data, inputs)
 
-    def _make(
+    def _run(
         self,
-        asked: protocol.Study,
+        request: protocol.Study,
         make: Make,
         progress: Progress,
         data: Iterable[object] | None,
         inputs: Select | None = None,
     ) -> Value:
-        core, show = self._core, self._showing(asked)
-        with self._job.held(show):
-            request = forward(core) if data is None else core.example
+        core, show = self._core, self._show_of(request)
+        with self._job.running(show):
+            studied = forward_request(core) if data is None else core.example
             source = f"{core.request.name.lower()}, at step {core.step}"
-            if request is None:
-                request, source = core.example, f"{core.example.name.lower()}: {NOT_ALONE}"
+            if studied is None:
+                studied, source = core.example, f"{core.example.name.lower()}: {NOT_ONE_CALL}"
             switches = core.modes.switches()
-            read_call = lambda: request.call(core.model, switches).copied()  # noqa: E731
+            read_call = lambda: studied.call(core.model, switches).copied()  # noqa: E731
             call = retry_if_donated(read_call, "The model", core.model)
-            with show_progress(progress, asked.what) as bar, call.configuration.applied():
-                result = make(call, self._job.reporting(show, bar))
+            with show_progress(progress, request.what) as bar, call.configuration.applied():
+                result = make(call, self._job.report_to(show, bar))
             if isinstance(result, TopExamples):
                 core.recording.keep_table(f"examples of {result.site}", result.columns())
             if data is not None:
                 source = f"the data given, at step {core.step}"
-                read = self._reader(data, inputs, result.starts)
+                read = self._argument_reader(data, inputs, result.starts)
                 words = lambda example: core.inputs.words(read([example]), 0)  # noqa: E731
                 pictures = lambda those: core.inputs.pictures_in(read(those))[0]  # noqa: E731
-                found = _Found(result, source, -1, words, pictures)
+                found = _LastResult(result, source, -1, words, pictures)
             else:
-                of_it = request.number == core.request.number
-                arguments = arguments_of(core) if of_it else given(core, request)
+                of_it = studied.number == core.request.number
+                arguments = arguments_of(core) if of_it else given_arguments(core, studied)
                 words = lambda example: core.inputs.words(arguments, example)  # noqa: E731
-                found = _Found(result, source, request.number if of_it else -1, words)
-            self._found[asked.what] = found
-            if asked.what == "lens":
-                self._found.pop("logits", None)  # its answers may be others
-            self._tell(asked)
+                found = _LastResult(result, source, studied.number if of_it else -1, words)
+            self._results[request.what] = found
+            if request.what == "lens":
+                self._results.pop("logits", None)  # its answers may be others
+            self._show_part(request)
             return result
 
-    def _tell(self, asked: protocol.Study) -> None:
+    def _show_part(self, request: protocol.Study) -> None:
         """Show the requested part of what was found."""
-        found, inputs = self._found[asked.what], self._core.inputs
-        of_classes = inputs.decode is None or (asked.what == "attribution" and inputs.labels)
+        found, inputs = self._results[request.what], self._core.inputs
+        of_classes = inputs.decode is None or (request.what == "attribution" and inputs.labels)
         name = inputs.name if of_classes else lambda number: inputs.text([number])[0]
         words, more = found.words, Kwargs()
-        if asked.what == "examples":
+        if request.what == "examples":
             more["placed"] = self._has_words(found.result)
         elif not self._has_words(found.result):
             words = lambda example: []  # noqa: E731
-        _, made = _PANELS[asked.what]
-        message = made(found.result, asked, found.source, words, name, **more)
+        _, made = _PANELS[request.what]
+        message = made(found.result, request, found.source, words, name, **more)
         message = dataclasses.replace(message, batch=found.batch)
-        if asked.what == "examples":
+        if request.what == "examples":
             pictures = found.pictures([row.example for row in message.rows])
             message = dataclasses.replace(message, pictures=pictures)
-        if asked.what == "lens":
-            self._show(self._empty(study("logits")))  # those on screen may be of another example
+        if request.what == "lens":
+            # those on screen may be of another example
+            self._show(self._empty_message(study_request("logits")))
         self._show(message)
 
     def _has_words(self, found: Value) -> bool:
@@ -257,16 +266,17 @@ class Studies:
         core = self._core
         site = {Lens: lambda: found.sites[-1], Attribution: lambda: found.of.split(" call ")[0],
                 TopExamples: lambda: found.site}.get(type(found), lambda: "")()  # fmt: skip
-        at = apart(core, core.example, given(core, core.example))
-        return not is_apart(at, site)
+        at = unaligned_sites(core, core.example, given_arguments(core, core.example))
+        return not is_unaligned(at, site)
 
-    def _reader(
+    def _argument_reader(
         self, data: Iterable[object], inputs: Select | None, starts: Sequence[int]
     ) -> Callable[[Sequence[int]], list[Argument]]:
         """What gives the arguments of some examples of the data, as one batch; none if the data is
         gone once it was read, as that of a generator is.
         """
-        arguments, batches = given(self._core, self._core.example), _Batches(data, inputs, starts)
+        arguments = given_arguments(self._core, self._core.example)
+        batches = _Batches(data, inputs, starts)
 
         def read(examples: Sequence[int]) -> list[Argument]:
             rows = batches.rows(examples)
@@ -276,11 +286,12 @@ class Studies:
 
         return read if isinstance(data, Sequence) or is_array(data) else lambda examples: []
 
-    def _empty(self, asked: protocol.Study, **more: object) -> Value:
+    def _empty_message(self, request: protocol.Study, **more: object) -> Value:
         """The message of a study that has found nothing yet."""
-        kind, _ = _PANELS[asked.what]
-        fields = {f.name: _nothing(f.type) for f in dataclasses.fields(kind) if f.name != "version"}
-        said = {name: getattr(asked, name, None) for name in fields}
+        kind, _ = _PANELS[request.what]
+        fields = {f.name: _empty_value(f.type) for f in dataclasses.fields(kind)}
+        del fields["version"]
+        said = {name: getattr(request, name, None) for name in fields}
         said = {name: value for name, value in said.items() if value is not None}
         more = {name: value for name, value in more.items() if name in fields}
         return kind(**{**fields, **said, **more})
@@ -320,7 +331,7 @@ class _Batches:
         return arrays, next((x.shape[0] for x in arrays if x.shape), 0)
 
 
-def _nothing(hint: object) -> Value:
+def _empty_value(hint: object) -> Value:
     """The empty value of a field's type, which is a text here."""
     text = str(hint)
     if text.startswith("tuple"):  # of what may be None, too

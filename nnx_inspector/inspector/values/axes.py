@@ -24,7 +24,7 @@ SPACES = {1: ("position",), 2: ("height", "width"), 3: ("depth", "height", "widt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Around:
+class CallContext:
     """The surroundings of a call.
 
     Attributes:
@@ -50,43 +50,43 @@ class Around:
     attends: bool = False
 
 
-def names_of_value(shape: Sequence[int], dtype: DTypeLike, around: Around) -> tuple[str, ...]:
+def names_of_value(shape: Sequence[int], dtype: DTypeLike, context: CallContext) -> tuple[str, ...]:
     """The axes of an array that a call returns or receives, or of its gradient.
 
     Example:
-        >>> names_of_value((8, 4, 4, 2), jnp.float32, Around(batch=8, spatial=True))
+        >>> names_of_value((8, 4, 4, 2), jnp.float32, CallContext(batch=8, spatial=True))
         ('batch', 'height', 'width', 'channel')
     """
-    front = ["layer" if around.stacked else "iteration"] * around.loops
-    apart = around.loops > 0 or around.members
-    front += ["member"] * around.members
-    front += ["batch" if apart or not around.stacked else "member"] * around.mapped
-    return _numbered([*front, *_inner(tuple(shape[len(front) :]), dtype, around)])
+    front = ["layer" if context.stacked else "iteration"] * context.loops
+    apart = context.loops > 0 or context.members
+    front += ["member"] * context.members
+    front += ["batch" if apart or not context.stacked else "member"] * context.mapped
+    return _distinct([*front, *_axes_of_one_call(tuple(shape[len(front) :]), dtype, context)])
 
 
-def _inner(shape: tuple[int, ...], dtype: DTypeLike, around: Around) -> list[str]:
+def _axes_of_one_call(shape: tuple[int, ...], dtype: DTypeLike, context: CallContext) -> list[str]:
     rank, floating = len(shape), jnp.issubdtype(dtype, jnp.inexact)
-    is_batch = bool(rank) and shape[0] == around.batch
-    is_text = bool(rank) and shape[0] == around.positions
+    is_batch = bool(rank) and shape[0] == context.batch
+    is_text = bool(rank) and shape[0] == context.positions
     first = ["batch" if is_batch else "position" if is_text else ""]
-    if rank > 3 and around.attends:
+    if rank > 3 and context.attends:
         return [*first, *[""] * (rank - 4), "head", "query", "key"]
-    if rank > 1 and around.attends:
+    if rank > 1 and context.attends:
         return [*["batch" if is_batch else "head"] * (rank - 2), "query", "key"]
-    if isinstance(around.module, CONVOLUTIONS):
-        space = len(around.module.kernel_size)
+    if isinstance(context.module, CONVOLUTIONS):
+        space = len(context.module.kernel_size)
         if floating and rank > space and space in SPACES:
             lead = ["batch"] if rank == space + 2 else [""] * (rank - space - 1)
             return [*lead, *SPACES[space], "channel"]
-    heads = own_attribute(around.module, "out_features")
+    heads = own_attribute(context.module, "out_features")
     if isinstance(heads, tuple) and len(heads) == 2 and shape[-2:] == heads and rank >= 3:
         middle = ["position"] if rank == 4 else [""] * (rank - 3)
         return [*first, *middle, "head", "feature"]
-    if around.spatial and floating and rank == 4 and is_batch:
+    if context.spatial and floating and rank == 4 and is_batch:
         return ["batch", "height", "width", "channel"]
     if rank == 2 and is_batch and not floating:
         return ["batch", "position"]
-    known = isinstance(around.module, FEATURES_LAST)
+    known = isinstance(context.module, FEATURES_LAST)
     if floating and rank == 2 and is_text:
         return ["position", "feature"]
     if floating and rank in (2, 3) and (is_batch or known):
@@ -115,10 +115,10 @@ def names_of_parameter(
     more = len(shape) - len(known)
     if known and more == 1 and stacked:
         known = ["layer", *known]
-    return _numbered(known if len(known) == len(shape) else [""] * len(shape))
+    return _distinct(known if len(known) == len(shape) else [""] * len(shape))
 
 
-def _numbered(names: Sequence[str]) -> tuple[str, ...]:
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     """Distinct names: an axis without a name gets its number, a repeated name gets a count."""
     out: list[str] = []
     for number, name in enumerate(names):

@@ -15,20 +15,20 @@ import numpy as np
 
 from nnx_inspector._compat.sharding import auto_sharded, take_index
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.inspector.values.cache import Held
-from nnx_inspector.inspector.values.opening import Opening, ReadablePass
+from nnx_inspector.inspector.values.array_cache import SiteArray
+from nnx_inspector.inspector.values.array_reader import ArrayReader, ReadablePass
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 
-NAMES = ("position", "query")
+POSITION_AXES = ("position", "query")
 """The names of the axes that a strip may follow; the first that an array has is used."""
 
 
-_STACKS = ("layer", "iteration", "member")
+_STACK_AXES = ("layer", "iteration", "member")
 
 
 @dataclasses.dataclass(frozen=True)
-class Positions:
+class PositionFigures:
     """The figures of one example.
 
     Attributes:
@@ -53,7 +53,7 @@ class Positions:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _PositionAxis:
     """Where the positions of the examples are in an array.
 
     Attributes:
@@ -61,12 +61,12 @@ class _Place:
         examples: the number of the axis of the examples, -1 for none.
     """
 
-    held: Held
+    array: SiteArray
     along: int | None
     axes: tuple[str, ...]
     examples: int = -1
 
-    def of(self, example: int, rows: tuple[int, ...]) -> tuple[tuple[int | slice, ...], int]:
+    def index(self, example: int, rows: tuple[int, ...]) -> tuple[tuple[int | slice, ...], int]:
         """The index of one example of one layer, and the axis of positions in what is left."""
         assert self.along is not None
         index: list[int | slice] = [slice(None)] * len(self.axes)
@@ -74,25 +74,27 @@ class _Place:
             index[self.examples] = example
         axis = self.along - (0 <= self.examples < self.along)
         layers, inner = iter(rows), iter(index)
-        whole = [next(layers if name.startswith(_STACKS) else inner) for name in self.held.axes]
+        whole = [
+            next(layers if name.startswith(_STACK_AXES) else inner) for name in self.array.axes
+        ]
         return tuple(whole), axis
 
 
-def is_apart(apart: tuple[str, ...], site: str) -> bool:
+def is_unaligned(apart: tuple[str, ...], site: str) -> bool:
     """Whether a site, or a layer of it, has no words; for `apart` see `protocol.Inputs`."""
     return "*" in apart or without_layers(site)[0] in apart
 
 
 def figures_of(
     of: ReadablePass,
-    opening: Opening,
+    reader: ArrayReader,
     site: str,
     inputs: protocol.Inputs,
     *,
     example: int,
     unit: int,
     axis: int | None = None,
-) -> Positions:
+) -> PositionFigures:
     """The figures of a site at each position of an example.
 
     Args:
@@ -106,46 +108,46 @@ def figures_of(
     if not 0 <= example < inputs.batch:
         raise IndexError(f"The batch has {inputs.batch} examples: there is no example {example}.")
     whole, rows = without_layers(site)
-    if is_apart(inputs.apart, site):
+    if is_unaligned(inputs.apart, site):
         raise InspectorError(
             f"The positions of {site!r} may be those of another argument than {inputs.tokens!r}, "
             f"which is as long. Choose the argument with tokens=, or give them unlike lengths."
         )
-    place = _with_positions(opening.open(of, whole, "output").arrays, inputs, rows, site, axis)
-    if place.along is None:
-        return Positions({}, 0, None, place.axes)
-    held, gradient = place.held, None
+    found_axis = _find_axis(reader.read(of, whole, "output").arrays, inputs, rows, site, axis)
+    if found_axis.along is None:
+        return PositionFigures({}, 0, None, found_axis.axes)
+    array, gradient = found_axis.array, None
     if of.call.loss_fn is not None:
-        arrays = opening.open(of, whole, "gradient").arrays
-        same = [one for one in arrays if (one.call, one.name) == (held.call, held.name)]
-        gradient = same[0].value if same and same[0].value.shape == held.value.shape else None
-    index, left = place.of(example, rows)
-    units = take_index(held.value, index).size // inputs.positions
+        arrays = reader.read(of, whole, "gradient").arrays
+        same = [one for one in arrays if (one.call, one.name) == (array.call, array.name)]
+        gradient = same[0].value if same and same[0].value.shape == array.value.shape else None
+    index, left = found_axis.index(example, rows)
+    units = take_index(array.value, index).size // inputs.positions
     if not 0 <= unit < units:
         raise IndexError(f"{site!r} has {units} units at each position: there is no unit {unit}.")
-    found = _figures(held.value, gradient, index=index, axis=left, unit=unit)
+    found = _figures(array.value, gradient, index=index, axis=left, unit=unit)
     figures = {k: np.asarray(found[k], np.float64) for k in protocol.POSITION_FIGURES if k in found}
-    return Positions(figures, units, place.along, place.axes)
+    return PositionFigures(figures, units, found_axis.along, found_axis.axes)
 
 
-def _with_positions(
-    arrays: tuple[Held, ...],
+def _find_axis(
+    arrays: tuple[SiteArray, ...],
     inputs: protocol.Inputs,
     rows: tuple[int, ...],
     site: str,
     chosen: int | None,
-) -> _Place:
+) -> _PositionAxis:
     """The first array of real numbers with an axis of the positions, of one layer."""
     where = "axis" if chosen is None else f"axis {chosen}"
     why = f"no array with an {where} of the {inputs.positions} positions of the tokens"
     undecided = None
-    for held in arrays:
-        lengths = dict(zip(held.axes, held.value.shape, strict=True))
-        inner = {name: n for name, n in lengths.items() if not name.startswith(_STACKS)}
+    for array in arrays:
+        lengths = dict(zip(array.axes, array.value.shape, strict=True))
+        inner = {name: n for name, n in lengths.items() if not name.startswith(_STACK_AXES)}
         able = tuple(name if n == inputs.positions else "" for name, n in inner.items())
-        if not jnp.issubdtype(held.value.dtype, jnp.floating) or not any(able):
+        if not jnp.issubdtype(array.value.dtype, jnp.floating) or not any(able):
             continue
-        along = next((able.index(name) for name in NAMES if name in able), None)
+        along = next((able.index(name) for name in POSITION_AXES if name in able), None)
         if chosen is not None:
             if not -len(able) <= chosen < len(able) or not able[chosen]:
                 continue
@@ -154,22 +156,22 @@ def _with_positions(
         if len(stack) != len(rows):
             why = f"an axis of {stack[0]}s: choose one, {site + '[0]' * len(stack)!r}"
             continue
-        others = {i: _examples(inner, i, inputs.batch) for i, name in enumerate(able) if name}
+        others = {i: _example_axis(inner, i, inputs.batch) for i, name in enumerate(able) if name}
         axes = tuple(name if others.get(i) is not None else "" for i, name in enumerate(able))
         if along is None and any(axes):
-            undecided = undecided or _Place(held, None, axes)
+            undecided = undecided or _PositionAxis(array, None, axes)
             continue
         examples = None if along is None else others[along]
         if examples is None or (chosen is None and inputs.batch > 1 and "batch" not in inner):
             why = f"no axis of the {inputs.batch} examples"
             continue
-        return _Place(held, along, axes, examples)
+        return _PositionAxis(array, along, axes, examples)
     if undecided is not None and chosen is None:
         return undecided
     raise InspectorError(f"{site!r} has {why}.")
 
 
-def _examples(lengths: dict[str, int], along: int, count: int) -> int | None:
+def _example_axis(lengths: dict[str, int], along: int, count: int) -> int | None:
     """The axis of the examples: the one of this name, or the only one of this length besides
     `along`.
 

@@ -59,7 +59,7 @@ class PageContent:
         state: the state shown at first.
         kept: further messages without a buffer, shown from the beginning.
         answers: "flow", "code", "units" or "nnx" -> site key -> answer; "casts" -> "" -> answer;
-            "values" -> the key of `inspector.values.kept`; "compare" -> the numbers of two passes.
+            "values" -> a key, see `inspector.values.page_values`; "compare" -> two passes' numbers.
         detailed: the sites whose histograms and histories are kept.
         missing: the kinds of answers that the page lacks ("units", "nnx", "values").
         library: the script that lays out a flow.

@@ -130,7 +130,7 @@ def test_a_training_step_that_selects_no_operation_is_the_same_program() -> None
     other.show_operations("attn")
     insp.show_operations("attn", shown=False)
     assert lowered_steps(model, insp) == before
-    assert lowered_steps(inside(plain).core.watched, plain) == before
+    assert lowered_steps(inside(plain).core.watched_model, plain) == before
     for one in (plain, other, insp):
         one.close()
 

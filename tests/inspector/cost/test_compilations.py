@@ -12,7 +12,7 @@ from flax import nnx
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.cost.compilations import OFTEN, RECENT, in_words
+from nnx_inspector.inspector.cost.compilations import OFTEN, RECENT, differences_in_words
 
 
 @pytest.fixture(autouse=True)
@@ -22,10 +22,8 @@ def no_inspectors_of_other_tests():
 
 
 @pytest.fixture
-def insp():
-    one = nni.Inspector(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
-    yield one
-    one.close()
+def insp(inspect):
+    return inspect(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 3)))
 
 
 def why(insp, function):
@@ -209,12 +207,12 @@ TYPES = "x is f32[5,3], before f32[2,3]"
     ],
 )
 def test_differences_in_words(changes, said):
-    assert in_words(changes) == said
+    assert differences_in_words(changes) == said
 
 
 def test_a_long_structure_is_cut_to_where_it_differs():
     form = "GraphDef(" + "Linear " * 50 + "features={} " + "Dropout " * 40
     now, before = form.format(3), form.format(4)
-    said = in_words([f"at input path [0][0]._graphdef, now {now} and before {before}"])
+    said = differences_in_words([f"at input path [0][0]._graphdef, now {now} and before {before}"])
     assert said.startswith("argument 0 (from 0) is \N{HORIZONTAL ELLIPSIS}features=3 Dropout")
     assert "before \N{HORIZONTAL ELLIPSIS}features=4" in said

@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 import jax
 import jax.numpy as jnp
 import pytest
+from blocking import Blocking
 from flax import nnx
-from held import Held
 from inside import acknowledge, inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.cost.meter import Meter
-from nnx_inspector.inspector.loops import PATIENCE
+from nnx_inspector.inspector.loops import LONGEST_WAIT
 from nnx_inspector.live.session import Session, StepEnd
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.comm import CREDITS, MIN_INTERVAL, InspectorWidget
@@ -47,8 +47,8 @@ def state_of(insp, sent):
     return protocol.from_header(sent[-1][1])
 
 
-def test_bytes_compilations_and_drops_are_what_was_counted(sent):
-    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+def test_bytes_compilations_and_drops_are_what_was_counted(inspect, sent):
+    insp = inspect(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
     before = state_of(insp, sent)
     assert before.cost.bytes_sent == streamed(sent[:-1])
     for size in (5, 6, 7):
@@ -64,11 +64,10 @@ def test_bytes_compilations_and_drops_are_what_was_counted(sent):
     assert after.cost.frames_dropped == before.cost.frames_dropped + drops
     assert after.cost.bytes_sent == streamed(sent[:-1])
     assert (after.cost.plain_seconds, after.cost.inspected_seconds) == (None, None)
-    insp.close()
 
 
-def test_a_switch_compiles_nothing(sent):
-    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+def test_a_switch_compiles_nothing(inspect, sent):
+    insp = inspect(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
     handle = insp.perturb("", nni.Scale(0.5))
     assert insp.effect is not None
     before = state_of(insp, sent).cost.compilations
@@ -76,11 +75,10 @@ def test_a_switch_compiles_nothing(sent):
         handle.enabled = enabled
     handle.perturbation = nni.Scale(0.25)
     assert state_of(insp, sent).cost.compilations == before
-    insp.close()
 
 
-def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch):
-    insp = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+def test_states_are_fewer_than_frames_unless_something_is_done(inspect, sent, monkeypatch):
+    insp = inspect(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
     insp.run()
     now = [time.monotonic() + 1.0]
     monkeypatch.setattr("nnx_inspector.screen.presenter.time.monotonic", lambda: now[0])
@@ -99,7 +97,6 @@ def test_states_are_fewer_than_frames_unless_something_is_done(sent, monkeypatch
     assert sent_now(force=True) == (1, 1)
     now[0] += 1.01 * STATE_INTERVAL
     assert sent_now() == (1, 1)
-    insp.close()
 
 
 @pytest.fixture
@@ -137,29 +134,29 @@ def steps(meter, monkeypatch):
 def test_a_measured_step_is_compared_with_steps_like_it(meter, steps):
     """Perturbed steps take 9 s unmeasured and 10 s measured, the others 1 s and 2 s."""
     steps(seconds=[9.0] * 30, measured=False, perturbed=True)
-    assert meter.compared == (None, None), "no step was measured"
+    assert meter.median_seconds == (None, None), "no step was measured"
     steps(seconds=[2.0] * 3, measured=True, perturbed=False)
-    assert meter.compared == (None, None), "9 s against 2 s would be 0.22 times"
+    assert meter.median_seconds == (None, None), "9 s against 2 s would be 0.22 times"
     steps(seconds=[10.0] * 3, measured=True, perturbed=True)
-    assert meter.compared == (9.0, 10.0)
+    assert meter.median_seconds == (9.0, 10.0)
     steps(seconds=[1.0] * 5, measured=False, perturbed=False)
-    assert meter.compared == (1.0, 2.0)
+    assert meter.median_seconds == (1.0, 2.0)
 
 
 def test_steps_of_another_loop_and_steps_that_compile_are_left_out(meter, steps):
     steps(seconds=[50.0], measured=True, perturbed=False, compiles=3)
-    assert (meter.compared, meter.rate) == ((None, None), None)
+    assert (meter.median_seconds, meter.rate) == ((None, None), None)
     steps(seconds=[3.0, 1.0, 2.0], measured=True, perturbed=False)
-    assert meter.compared == (None, 2.0), "each step is measured"
+    assert meter.median_seconds == (None, 2.0), "each step is measured"
     steps(seconds=[40.0], measured=False, perturbed=False, compiles=1)
-    assert meter.compared == (None, 2.0)
+    assert meter.median_seconds == (None, 2.0)
     meter.compilations.count += 5  # between two steps: a pass for the screen, in the time of these
     steps(seconds=[1.0], measured=False, perturbed=False)
-    assert (meter.compared, meter.rate) == ((None, 2.0), 4 / 7)
+    assert (meter.median_seconds, meter.rate) == ((None, 2.0), 4 / 7)
     steps(seconds=[1.0], measured=False, perturbed=False)
-    assert (meter.compared, meter.rate) == ((1.0, 2.0), 5 / 8)
+    assert (meter.median_seconds, meter.rate) == ((1.0, 2.0), 5 / 8)
     meter.loop_begins()
-    assert (meter.compared, meter.rate) == ((None, None), None)
+    assert (meter.median_seconds, meter.rate) == ((None, None), None)
 
 
 def test_the_rate_is_that_of_the_loop_with_the_fetching_of_its_batches(meter, monkeypatch):
@@ -177,7 +174,7 @@ def test_the_rate_is_that_of_the_loop_with_the_fetching_of_its_batches(meter, mo
 def test_a_plain_step_takes_its_share_of_the_time_between_two_measured_ones(meter, steps):
     steps(seconds=[2.0], measured=True, perturbed=False)
     steps(seconds=[0.5, 1.0, 1.5], measured=False, perturbed=False)
-    assert meter.compared == (1.0, 2.0)
+    assert meter.median_seconds == (1.0, 2.0)
 
 
 def test_steps_among_which_a_perturbation_was_switched_are_left_out(meter, steps):
@@ -186,16 +183,16 @@ def test_steps_among_which_a_perturbation_was_switched_are_left_out(meter, steps
         meter.step_begins()
         meter.step_ends(1.0, measured=False, perturbed=perturbed)
     steps(seconds=[1.0], measured=False, perturbed=False)
-    assert meter.compared == (None, 2.0)
+    assert meter.median_seconds == (None, 2.0)
     steps(seconds=[1.0], measured=False, perturbed=False)
-    assert meter.compared == (1.0, 2.0)
+    assert meter.median_seconds == (1.0, 2.0)
 
 
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_loop_that_does_not_wait_is_timed_by_the_device(every):
     """The device is held in a measured step, whose time is counted when it is let go."""
-    held = Held()
-    model, y = nnx.Linear(*Held.MANY, rngs=nnx.Rngs(0)), jnp.ones(Held.MANY)
+    held = Blocking()
+    model, y = nnx.Linear(*Blocking.MANY, rngs=nnx.Rngs(0)), jnp.ones(Blocking.MANY)
     insp = nni.Inspector(model, y, display=False)
     step = nnx.jit(lambda model, x: jnp.tanh(model(x)))
     held(y).block_until_ready()  # a step with a compilation is not counted
@@ -218,9 +215,9 @@ def test_a_loop_that_does_not_wait_is_timed_by_the_device(every):
     assert clock.seconds[True, False][counted] >= seconds
 
 
-def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
+def test_a_loop_says_which_of_its_steps_are_alike(inspect, monkeypatch):
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    insp = nni.Inspector(model, jnp.ones((4, 2)), display=False)
+    insp = inspect(model, jnp.ones((4, 2)))
     told = []
     monkeypatch.setattr(inside(insp).core.meter, "step_ends", lambda seconds, **of: told.append(of))
     handle = insp.perturb("", nni.Scale(0.5))
@@ -230,7 +227,6 @@ def test_a_loop_says_which_of_its_steps_are_alike(monkeypatch):
         model(jnp.ones((4, 2)))
     measured, perturbed = ([of[name] for of in told] for name in ("measured", "perturbed"))
     assert (measured, perturbed) == ([True, False] * 2, [True, True, False, False])
-    insp.close()
 
 
 def test_the_patience_with_the_recorder_begins_when_the_device_has_ended_the_step(monkeypatch):
@@ -261,7 +257,7 @@ def test_the_patience_with_the_recorder_begins_when_the_device_has_ended_the_ste
     for x in insp.watch([jnp.ones((4, 2))] * 3, every=1):
         step(model, x)
     (_, a), (_, b), (_, c) = (one for one in happened if one[0] == "end")
-    patience = ("recorder", PATIENCE)
+    patience = ("recorder", LONGEST_WAIT)
     last = happened[happened.index(("end", a)) :]
     assert last == [
         *(("end", a), patience),

@@ -13,10 +13,10 @@ from nnx_inspector.inspector.nnx.graph import (
     Leaf,
     Node,
     References,
-    inside,
-    kinds_of,
     node_row,
+    nodes_and_leaves,
     variable_row,
+    variable_totals,
 )
 from nnx_inspector.screen import protocol
 
@@ -64,7 +64,9 @@ def test_the_leaves_are_those_of_split(name):
         (path, value.get_raw_value() if isinstance(value, nnx.Variable) else value)
         for path, value in nnx.to_flat_state(state)
     ]
-    found = [one for one in inside(module) if isinstance(one, Leaf) and not one.again]
+    found = [
+        one for one in nodes_and_leaves(module) if isinstance(one, Leaf) and not one.is_repeated
+    ]
     assert [tuple(map(str, one.path)) for one in found] == [
         tuple(map(str, path)) for path, _ in expected
     ]
@@ -80,7 +82,7 @@ def test_a_second_path_is_told_for_each_duplicate(name):
         frozenset(site_key(tuple(p)) for p in paths) for paths in nnx.find_duplicates(module)
     }
     paths: dict[int, set[str]] = {}
-    for one in inside(module):
+    for one in nodes_and_leaves(module):
         value = one.owner if isinstance(one, Leaf) else one.value
         if isinstance(value, nnx.Pytree | nnx.Variable):
             paths.setdefault(id(value), set()).add(site_key(one.path))
@@ -93,7 +95,7 @@ def everything():
 
 
 def rows(module, prefix=(), model=()):
-    found = inside(module, prefix)
+    found = nodes_and_leaves(module, prefix)
     references = References(found, model)
     nodes = {n.path: n for n in (node_row(x, references) for x in found if isinstance(x, Node))}
     leaves = [variable_row(x, references, None, None) for x in found if isinstance(x, Leaf)]
@@ -126,7 +128,7 @@ def test_a_shared_object_has_one_number(everything):
 
 
 def test_what_is_shared_with_the_rest_of_the_model_is_told(everything):
-    nodes, leaves = rows(everything.linear, ("linear",), inside(everything))
+    nodes, leaves = rows(everything.linear, ("linear",), nodes_and_leaves(everything))
     assert nodes["linear"].also == ("tied",)
     assert nodes["linear"].reference != 0
     assert leaves["linear/kernel"].also == ("kernel_again",)
@@ -151,8 +153,8 @@ def test_a_variable_is_told_with_its_array(everything):
 
 
 def test_the_kinds_add_up(everything):
-    found = [one for one in inside(everything) if isinstance(one, Leaf)]
-    kinds = {kind.type: kind for kind in kinds_of(found)}
+    found = [one for one in nodes_and_leaves(everything) if isinstance(one, Leaf)]
+    kinds = {kind.type: kind for kind in variable_totals(found)}
     params = jax.tree.leaves(nnx.state(everything, nnx.Param))
     assert kinds["Param"].variables == len(params)
     assert kinds["Param"].elements == sum(p.size for p in params)

@@ -7,7 +7,7 @@ import pytest
 from flax import linen, nnx
 from inside import inside
 from models import Stacked
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
 from nnx_inspector.inspector.nnx.modes import Modes
@@ -61,14 +61,14 @@ def quietly(model):
 
 @pytest.fixture(scope="module")
 def reused():
-    one = Reused(Net(nnx.Rngs(0)), X)
+    one = ReusedModel(Net(nnx.Rngs(0)), X)
     yield one
     one.close()
 
 
 @pytest.fixture
 def model(reused):
-    return reused.as_made()
+    return reused.reset()
 
 
 @pytest.fixture
@@ -327,11 +327,10 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
 
 
 @pytest.fixture
-def insp(model):
-    inspector = nni.Inspector(model, X)
-    inside(inspector).rerun.first()
-    yield inspector
-    inspector.close()
+def insp(inspect, model):
+    inspector = inspect(model, X)
+    inside(inspector).rerun.wait_for_first()
+    return inspector
 
 
 def expected(model, **modes):
@@ -387,13 +386,13 @@ def test_steps_gradients_and_the_clean_pass_of_an_effect_are_those_of_the_modes(
 def test_switching_there_and_back_compiles_nothing_more(insp):
     insp.modes.eval()
     insp.modes.reset()
-    compiled = inside(insp).core.meter.compilations
+    compiled = inside(insp).core.meter.compilations.count
     for _ in range(3):
         insp.modes.eval()
         insp.run(X)
         insp.modes.reset()
         insp.run(X)
-    assert inside(insp).core.meter.compilations == compiled
+    assert inside(insp).core.meter.compilations.count == compiled
 
 
 def test_the_next_run_follows_the_model_unless_a_mode_is_set(insp, model):
@@ -419,9 +418,9 @@ class Branching(nnx.Module):
         return self.long(x) if self.deep else self.short(x)
 
 
-def test_the_trace_and_the_rows_are_those_of_the_modes():
+def test_the_trace_and_the_rows_are_those_of_the_modes(inspect):
     model = Branching(nnx.Rngs(0))
-    insp = nni.Inspector(model, X)
+    insp = inspect(model, X)
     layout = inside(insp).view.layout
     assert {s.key for s in layout.sites if s.unseen} == {"long"}
     insp.modes.set(deep=True)
@@ -437,7 +436,6 @@ def test_the_trace_and_the_rows_are_those_of_the_modes():
     insp.modes.reset()
     assert [c.site for c in insp.trace.calls] == ["", "short"]
     assert insp.run(X).shape == (6, 2)
-    insp.close()
 
 
 def test_the_screen_says_which_modes_are_in_force(insp):
@@ -461,10 +459,10 @@ class Decoder(nnx.Module):
         return self.attention(x)
 
 
-def test_decoding_without_a_cache_is_shown_then_raised_readably_and_taken_back():
+def test_decoding_without_a_cache_is_shown_then_raised_readably_and_taken_back(inspect):
     model = Decoder(nnx.Rngs(0))
     x = jnp.ones((2, 3, 4))
-    insp = nni.Inspector(model, x)
+    insp = inspect(model, x)
     y, recorded, tree = insp.run(x), len(insp.recording), insp.trace
     insp.modes.set(decode=True)
     (text,) = inside(insp).notices
@@ -483,7 +481,6 @@ def test_decoding_without_a_cache_is_shown_then_raised_readably_and_taken_back()
     copy.set_attributes(decode=True)
     np.testing.assert_allclose(insp.run(one), copy(one), rtol=1e-5)
     assert model.attention.cache_index[...] == 0
-    insp.close()
 
 
 class Caching(nnx.Module):
@@ -501,9 +498,9 @@ class Caching(nnx.Module):
             self.cache = nnx.Cache(jnp.full((4,), cached))
 
 
-def test_a_switch_may_change_the_structure():
+def test_a_switch_may_change_the_structure(inspect):
     model = Caching(nnx.Rngs(0))
-    insp = nni.Inspector(model, X)
+    insp = inspect(model, X)
     plain = insp.run(X)
     insp.modes.set(cached=1.0)
     np.testing.assert_allclose(insp.run(X), plain + 1.0, rtol=1e-6)
@@ -513,12 +510,11 @@ def test_a_switch_may_change_the_structure():
     assert not hasattr(model, "cache")
     insp.modes.reset()
     np.testing.assert_array_equal(insp.run(X), plain)
-    insp.close()
 
 
-def test_a_view_of_a_model_is_inspected_and_shares_its_variables(model):
+def test_a_view_of_a_model_is_inspected_and_shares_its_variables(inspect, model):
     view = nnx.view(model, deterministic=True, use_running_average=True)
-    insp = nni.Inspector(view, X)
+    insp = inspect(view, X)
     assert insp.modes["norm"]["use_running_average"]
     np.testing.assert_allclose(insp.run(X), nnx.clone(view)(X), rtol=1e-5, atol=1e-6)
     model.head.bias[...] = jnp.ones(2)
@@ -526,7 +522,6 @@ def test_a_view_of_a_model_is_inspected_and_shares_its_variables(model):
     insp.modes.train()
     assert view.norm.use_running_average
     assert not model.norm.use_running_average
-    insp.close()
 
 
 class Deep(nnx.Module):
@@ -553,9 +548,9 @@ class Deep(nnx.Module):
         return self.linen(self.again(self.drop(x)))
 
 
-def test_stacked_shared_and_linen_modules_run_in_their_modes():
+def test_stacked_shared_and_linen_modules_run_in_their_modes(inspect):
     model = nnx.bridge.lazy_init(Deep(nnx.Rngs(0)), X)
-    insp = nni.Inspector(model, X)
+    insp = inspect(model, X)
     assert list(insp.modes) == ["layers/drop", "again"]
     for modes in ({"again": True}, {"layers/drop": True, "again": True}):
         insp.modes.reset()
@@ -567,7 +562,6 @@ def test_stacked_shared_and_linen_modules_run_in_their_modes():
         np.testing.assert_allclose(
             insp.run(X), nnx.jit(lambda m, x: m(x))(copy, X), rtol=1e-5, atol=1e-6
         )
-    insp.close()
 
 
 def test_a_closed_inspector_switches_nothing(insp):

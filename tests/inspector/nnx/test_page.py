@@ -35,7 +35,7 @@ class Asked:
             InspectorWidget, "send", lambda _, content, *__: self.sent.append(content)
         )
         self.insp = nni.Inspector(model, *args, display=False)
-        inside(self.insp).rerun.first()
+        inside(self.insp).rerun.wait_for_first()
         self.number = 0
 
     def ask(self, message):
@@ -245,6 +245,6 @@ def test_while_another_thread_trains_with_donated_buffers(asked):
 
 def test_it_lets_go_of_its_copies_when_closed(asked):
     asked.page()
-    assert inside(asked.insp).pages._looked is not None  # what is kept until the next look
+    assert inside(asked.insp).pages._snapshots is not None  # what is kept until the next look
     asked.insp.close()
-    assert inside(asked.insp).pages._looked is None
+    assert inside(asked.insp).pages._snapshots is None

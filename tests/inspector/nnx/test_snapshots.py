@@ -9,7 +9,7 @@ from flax import nnx
 
 from nnx_inspector._compat import jit
 from nnx_inspector.inspector.nnx import snapshots
-from nnx_inspector.inspector.nnx.snapshots import moved, norm_of, snapshot_of
+from nnx_inspector.inspector.nnx.snapshots import change_between, norm_of, snapshot_of
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_a_move_is_measured_in_float64(dtype):
     )
     wide = np.complex128 if dtype == np.complex64 else np.float64
     a, b = (np.asarray(x).astype(wide) for x in (old, new))
-    change = moved(old, new)
+    change = change_between(old, new)
     assert change.distance == pytest.approx(np.sqrt((np.abs(b - a) ** 2).sum()), rel=1e-12)
     assert change.relative == pytest.approx(
         np.sqrt((np.abs(b - a) ** 2).sum() / (np.abs(a) ** 2).sum()), rel=1e-12
@@ -33,26 +33,26 @@ def test_a_move_is_measured_in_float64(dtype):
 
 def test_the_same_bits_are_the_same_also_when_not_a_number():
     x = jnp.array([1.0, jnp.nan, -0.0])
-    assert moved(x, x + 0).same is False, "-0.0 + 0 is another number, bitwise"
-    assert moved(x, jnp.array([1.0, jnp.nan, -0.0])).same
+    assert change_between(x, x + 0).same is False, "-0.0 + 0 is another number, bitwise"
+    assert change_between(x, jnp.array([1.0, jnp.nan, -0.0])).same
 
 
 def test_what_norms_cannot_tell_is_none():
     zero, one = jnp.zeros(3), jnp.ones(3)
-    change = moved(zero, one)
+    change = change_between(zero, one)
     assert (change.distance, change.relative) == (pytest.approx(3**0.5), None)
-    bad = moved(one, one * jnp.inf)
+    bad = change_between(one, one * jnp.inf)
     assert (bad.same, bad.distance, bad.relative) == (False, None, None)
-    other = moved(one, jnp.ones(4))
+    other = change_between(one, jnp.ones(4))
     assert (other.same, other.distance) == (False, None)
-    assert moved(None, one) is None
+    assert change_between(None, one) is None
     key = jax.random.key(0)
-    assert moved(key, jax.random.key(0)).same
-    assert moved(key, jax.random.key(1)).same is False
+    assert change_between(key, jax.random.key(0)).same
+    assert change_between(key, jax.random.key(1)).same is False
 
 
 def test_a_scalar_is_told_as_it_was_and_is():
-    change = moved(jnp.uint32(3), jnp.uint32(5))
+    change = change_between(jnp.uint32(3), jnp.uint32(5))
     assert (change.before, change.after, change.distance) == ("3", "5", 2.0)
 
 

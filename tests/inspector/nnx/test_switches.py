@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 from flax import linen, nnx
 
-from nnx_inspector.inspector.nnx.switches import Catalog, Switches, documented, viewed
+from nnx_inspector.inspector.nnx.switches import (
+    ModeCatalog,
+    Switches,
+    abstract_view,
+    documented_names,
+)
 
 
 class Viewed(nnx.Module):
@@ -117,7 +122,7 @@ def rngs():
 
 
 def modes_of(module):
-    return list(Catalog().offers(module))
+    return list(ModeCatalog().modes_of(module))
 
 
 @pytest.mark.parametrize(
@@ -156,22 +161,22 @@ def test_what_nnx_view_info_lists_is_listed_with_its_documentation():
             self.drop = nnx.Dropout(0.5, rngs=rngs)
             self.norm = nnx.BatchNorm(4, rngs=rngs)
 
-    model, catalog = Net(rngs()), Catalog()
+    model, catalog = Net(rngs()), ModeCatalog()
     info = nnx.view_info(model)
     for module in (model.attention, model.drop, model.norm):
-        for offer in catalog.offers(module).values():
+        for offer in catalog.modes_of(module).values():
             assert f"{offer.name}: {offer.accepts} = None" in info
             assert offer.documentation
             assert offer.documentation in " ".join(info.split())
 
 
 def test_documentation_comes_from_set_view_then_from_the_class():
-    offers = Catalog().offers(Viewed(rngs()))
+    offers = ModeCatalog().modes_of(Viewed(rngs()))
     assert offers["mode"].documentation == 'which path is taken: "full" or "skip".'
     assert offers["mode"].accepts == "str | None"
     assert offers["temperature"].documentation == "divides the logits."
     assert not offers["temperature"].is_flag
-    plain = Catalog().offers(Plain(rngs()))
+    plain = ModeCatalog().modes_of(Plain(rngs()))
     assert plain["deterministic"].documentation == "nothing is drawn."
     assert plain["decode"].documentation == ""
     assert plain["decode"].is_flag
@@ -186,7 +191,7 @@ def test_an_undocumented_set_view_is_listed_where_view_info_raises():
 
     with pytest.raises(KeyError):
         nnx.view_info(Undocumented())
-    offer = Catalog().offers(Undocumented())["fast"]
+    offer = ModeCatalog().modes_of(Undocumented())["fast"]
     assert (offer.documentation, offer.is_flag) == ("", True)
 
 
@@ -209,7 +214,7 @@ def test_an_undocumented_set_view_is_listed_where_view_info_raises():
     ],
 )  # fmt: skip
 def test_google_docstrings_are_read(text, expected):
-    assert documented(text) == expected
+    assert documented_names(text) == expected
 
 
 # ----------------------------------------------------------------- switching
@@ -281,7 +286,7 @@ def test_a_set_view_that_raises_is_named():
 def test_a_view_has_shapes_only_and_leaves_the_model():
     model = nnx.BatchNorm(3, rngs=rngs())
     graphdef = nnx.graphdef(model)
-    (view,), seen = viewed(
+    (view,), seen = abstract_view(
         (model,),
         Switches((((), (("use_running_average", True),)),)),
         lambda copy: copy.use_running_average,

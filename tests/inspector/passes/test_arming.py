@@ -15,6 +15,7 @@ import pytest
 from flax import nnx
 from inside import inside
 from leftovers import nothing_left
+from models import TwoLayers
 
 import nnx_inspector as nni
 from nnx_inspector._compat import jit
@@ -29,15 +30,6 @@ IN_TIME = 120.0
 @pytest.fixture(autouse=True)
 def no_browser(monkeypatch):
     monkeypatch.setattr(InspectorWidget, "send", lambda *_, **__: None)
-
-
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.a = nnx.Linear(3, 4, rngs=rngs)
-        self.b = nnx.Linear(4, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
 
 
 def loss_fn(model, x):
@@ -71,10 +63,10 @@ def let_go(monkeypatch):
 @pytest.fixture
 def held(let_go):
     """A model, its inspector, and the event that releases its background thread."""
-    model = Net(nnx.Rngs(0))
+    model = TwoLayers(nnx.Rngs(0))
     insp = nni.Inspector(model, X, display=False)
     let_go.set()
-    inside(insp).rerun.first()
+    inside(insp).rerun.wait_for_first()
     let_go.clear()
     yield model, insp, let_go
     let_go.set()
@@ -83,8 +75,8 @@ def held(let_go):
 
 
 @pytest.fixture
-def insp():
-    inspector = nni.Inspector(Net(nnx.Rngs(0)), X, display=False)
+def insp(inspect):
+    inspector = inspect(TwoLayers(nnx.Rngs(0)), X)
     yield inspector
     inspector.close()
     inside(inspector).arming.join()
@@ -171,7 +163,7 @@ def test_what_cannot_be_compiled_is_shown_and_the_old_program_stays(insp):
 
 
 @pytest.mark.long
-def test_no_pass_changes_the_model(insp):
+def test_no_pass_changes_the_model(inspect):
     class Full(nnx.Module):
         def __init__(self, rngs):
             self.a, self.norm = nnx.Linear(3, 4, rngs=rngs), nnx.BatchNorm(4, rngs=rngs)
@@ -190,7 +182,7 @@ def test_no_pass_changes_the_model(insp):
 
     model = Full(nnx.Rngs(0))
     before, graphdef = contents(model), nnx.graphdef(model)
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     for one in (nni.Mask(UNITS), nni.Shift(1.0, at="input"), nni.ParameterNoise(0.1)):
         insp.perturb("a", one)
     insp.run(X)
@@ -198,7 +190,6 @@ def test_no_pass_changes_the_model(insp):
     assert insp.effect.perturbed["loss"] != insp.effect.clean["loss"]
     assert all(np.array_equal(a, b) for a, b in zip(before, contents(model), strict=True))
     assert nnx.graphdef(model) == graphdef
-    insp.close()
 
 
 def test_errors_name_what_is_there(insp):
@@ -301,7 +292,7 @@ def numbers(*shape):
 
 
 MODELS = {
-    "mlp": (Net, X, "a", "b"),
+    "mlp": (TwoLayers, X, "a", "b"),
     "convolutional": (Convolutional, numbers(2, 5, 5, 1), "norm", "head"),
     "transformer": (Transformer, numbers(2, 3, 4), "blocks/0/mlp", "blocks/*"),
     "stack": (Stack, numbers(2, 4), "layers[1]", "layers"),
@@ -315,10 +306,10 @@ TOGGLES = [("mlp", 100), *((n, 100) for n in MODELS if n != "mlp"), *((n, 1000) 
     ("name", "toggles"),
     [pytest.param(*one, marks=[pytest.mark.long] * (i > 0)) for i, one in enumerate(TOGGLES)],
 )
-def test_toggles_strengths_and_masks_trace_and_compile_nothing(name, toggles, counted):
+def test_toggles_strengths_and_masks_trace_and_compile_nothing(inspect, name, toggles, counted):
     cls, x, here, there = MODELS[name]
     model = cls(nnx.Rngs(0))
-    insp = nni.Inspector(model, x, display=False)
+    insp = inspect(model, x)
     insp.step(loss_fn, x)
     handles = [
         insp.perturb(there, nni.Scale(0.5)),
@@ -353,7 +344,6 @@ def test_toggles_strengths_and_masks_trace_and_compile_nothing(name, toggles, co
         shown.append(inside(insp).core.shown)
     assert len(set(map(id, shown))) == toggles, "each is a pass of its own"
     assert not counted, "0 retraces, 0 compilations"
-    insp.close()
 
 
 # ---------------------------------------------------------------- its end
@@ -392,10 +382,10 @@ def test_closing_while_something_is_compiled_is_clean(held):
 
 
 def test_a_dropped_inspector_is_freed_while_something_is_compiled(let_go):
-    insp = nni.Inspector(Net(nnx.Rngs(0)), X, display=False)
+    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
     insp.perturb("a", nni.Mask(UNITS))
     arming, alive = inside(insp).arming, weakref.ref(inside(insp).core)
-    inside(insp).diagnosing.wait()  # a thread that reads it keeps it alive meanwhile
+    inside(insp).diagnosis.wait()  # a thread that reads it keeps it alive meanwhile
     del insp
     gc.collect()
     assert alive() is None
@@ -410,17 +400,17 @@ from flax import nnx
 import nnx_inspector as nni
 insp = nni.Inspector(nnx.Linear(3, 4, rngs=nnx.Rngs(0)), jnp.ones((2, 3)), display=False)
 insp.perturb("", nni.Noise(0.1))
-assert insp._rerun._arming.busy
+assert insp._rerun._compiler.busy
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0
     assert done.stderr.strip() in ("", STILL_BUSY)  # on a slow machine it says what it waits for
 
 
-def test_a_model_is_traced_in_the_background_while_its_own_loop_runs():
-    model = Net(nnx.Rngs(0))
+def test_a_model_is_traced_in_the_background_while_its_own_loop_runs(inspect):
+    model = TwoLayers(nnx.Rngs(0))
     twin = nnx.clone(model)
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
 
     def trained(model, during):
         optimizer, losses = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), []
@@ -439,4 +429,3 @@ def test_a_model_is_traced_in_the_background_while_its_own_loop_runs():
     np.testing.assert_allclose(found, trained(twin, lambda i: None), rtol=1e-5)
     inside(insp).arming.wait()
     assert not any(h.compiling for h in insp.perturbations)
-    insp.close()

@@ -60,16 +60,12 @@ def loss_of(model: Coder, x: Any):
     return (model.encode(x) ** 2).sum()
 
 
-def quiet(*args: Any, **kwargs: Any) -> nni.Inspector:
-    return nni.Inspector(*args, display=False, **kwargs)
-
-
 @pytest.mark.parametrize("way", ["method", pytest.param("function", marks=pytest.mark.long)])
-def test_all_of_an_inspector_works(way: str, tmp_path: pathlib.Path):
+def test_all_of_an_inspector_works(inspect: Any, way: str, tmp_path: pathlib.Path):
     model = Coder(nnx.Rngs(0))
     graphdef, before = nnx.graphdef(model), arrays_of(model)
     classes = {cls: dict(vars(cls)) for cls in (Coder, nnx.Linear)}
-    insp = quiet(model.encode, X) if way == "method" else quiet(forward, model, X)
+    insp = inspect(model.encode, X) if way == "method" else inspect(forward, model, X)
     assert insp.model is model
     own = [":encode"] if way == "method" else []
     assert sorted(insp.recording.sites) == sorted([*own, "drop", "enc"])
@@ -134,9 +130,9 @@ def test_all_of_an_inspector_works(way: str, tmp_path: pathlib.Path):
     jax.tree.map(np.testing.assert_array_equal, arrays_of(model), before)
 
 
-def test_a_watched_loop_shows_the_method_that_is_entered():
+def test_a_watched_loop_shows_the_method_that_is_entered(inspect: Any):
     model = Coder(nnx.Rngs(0))
-    insp = quiet(model.encode, X)
+    insp = inspect(model.encode, X)
 
     @nnx.jit
     def train(model: Coder, x: Any):
@@ -153,10 +149,9 @@ def test_a_watched_loop_shows_the_method_that_is_entered():
     insp.perturb("enc", nni.Zero())
     losses = [float(train(model, batch)[0]) for batch in insp.watch([X, X], every=1)]
     assert losses == [0.0, 0.0]
-    insp.close()
 
 
-def test_every_way_to_write_the_call():
+def test_every_way_to_write_the_call(inspect: Any):
     model, rng = Called(nnx.Rngs(0)), nnx.Rngs(1)
     want = codes(model)
     decoded = want @ np.asarray(model.dec.kernel[...]) + np.asarray(model.dec.bias[...])
@@ -171,7 +166,7 @@ def test_every_way_to_write_the_call():
         (model.decode, (jnp.asarray(want),), {}, (codes(model, X + 1),), decoded),
     ]
     for f, args, kwargs, others, expected in ways:
-        insp = quiet(f, *args, **kwargs)
+        insp = inspect(f, *args, **kwargs)
         np.testing.assert_allclose(insp.run(), expected, rtol=1e-5, atol=1e-6)
         moved = np.asarray(insp.run(*others))
         assert moved.shape == expected.shape
@@ -180,7 +175,7 @@ def test_every_way_to_write_the_call():
         insp.close()
 
 
-def test_a_method_under_another_name_than_its_function_has():
+def test_a_method_under_another_name_than_its_function_has(inspect: Any):
     def bare(method: Any):
         return lambda self, x: method(self, x)
 
@@ -188,13 +183,12 @@ def test_a_method_under_another_name_than_its_function_has():
         shrink = bare(Coder.encode)
 
     model = Decorated(nnx.Rngs(0))
-    insp = quiet(model.shrink, X)
+    insp = inspect(model.shrink, X)
     np.testing.assert_allclose(insp.run(), codes(model), rtol=1e-5)
     np.testing.assert_allclose(insp.values(":shrink"), codes(model), rtol=1e-5)
-    insp.close()
 
 
-def test_a_method_of_a_linen_module():
+def test_a_method_of_a_linen_module(inspect: Any):
     import flax.linen as nn
 
     class Dense(nn.Module):
@@ -208,15 +202,14 @@ def test_a_method_of_a_linen_module():
             return 2 * self.layer(x)
 
     model = nnx.bridge.ToNNX(Dense(), rngs=nnx.Rngs(0)).lazy_init(X)
-    insp = quiet(model.double, X)
+    insp = inspect(model.double, X)
     np.testing.assert_allclose(insp.run(), model.double(X), rtol=1e-6)
     handle = insp.perturb("layer", nni.Zero())
     np.testing.assert_array_equal(insp.run(), np.zeros((4, 2)))
     handle.remove()
-    insp.close()
 
 
-def test_a_method_that_reads_values_runs_eagerly():
+def test_a_method_that_reads_values_runs_eagerly(inspect: Any):
     class Sampler(Coder):
         def draw(self, x: Any, n: Any):
             for _ in range(int(n)):
@@ -224,25 +217,23 @@ def test_a_method_that_reads_values_runs_eagerly():
             return x
 
     model = Sampler(nnx.Rngs(0))
-    insp = quiet(model.draw, X, jnp.int32(2))
+    insp = inspect(model.draw, X, jnp.int32(2))
     np.testing.assert_allclose(insp.run(), model.draw(X, 2), rtol=1e-6)
     assert insp.trace.eager
     assert [call.site for call in insp.trace.calls].count("enc") == 2
     insp.perturb("dec", nni.Zero())
     np.testing.assert_array_equal(insp.run(), np.zeros((4, 3)))
-    insp.close()
 
 
-def test_a_loss_of_a_method_tells_how_far_its_result_moves():
+def test_a_loss_of_a_method_tells_how_far_its_result_moves(inspect: Any):
     """The model also has a `__call__`, which the loss does not call."""
     model = Called(nnx.Rngs(0))
-    insp = quiet(model.encode, X)
+    insp = inspect(model.encode, X)
     insp.perturb("enc", nni.Zero())
     insp.step(loss_of, X)
     assert insp.effect.output_change == pytest.approx(1.0)
     assert {site.site for site in insp.effect.sites} == {"drop"}
     assert insp.sweep("enc", progress=False)["output_change"][0] == pytest.approx(1.0)
-    insp.close()
 
 
 # ------------------------------------------------------------------ ensembles
@@ -258,7 +249,7 @@ def each(model: Called, x: Any):
     return model(x)
 
 
-def test_an_ensemble_is_entered_by_the_function_that_maps_over_it():
+def test_an_ensemble_is_entered_by_the_function_that_maps_over_it(inspect: Any):
     ensemble = ensemble_of(nnx.Rngs(0))
     mapped = nnx.vmap(each, in_axes=(0, None))
     enc, dec = (
@@ -268,7 +259,7 @@ def test_an_ensemble_is_entered_by_the_function_that_maps_over_it():
     hidden = np.tanh(X @ enc[0] + enc[1][:, None])
     want = hidden @ dec[0] + dec[1][:, None]
     np.testing.assert_allclose(mapped(ensemble, X), want, rtol=1e-5)
-    insp = quiet(mapped, ensemble, X)
+    insp = inspect(mapped, ensemble, X)
     np.testing.assert_allclose(insp.run(X), want, rtol=1e-5)
     np.testing.assert_allclose(insp.values("enc"), X @ enc[0] + enc[1][:, None], rtol=1e-5)
     summary = insp.recording.summary("")
@@ -288,35 +279,33 @@ def test_an_ensemble_is_entered_by_the_function_that_maps_over_it():
     assert insp.recording.summary("").mean == pytest.approx(want.mean(), rel=1e-4)
     insp.perturb("dec", nni.Zero())
     np.testing.assert_array_equal(insp.run(X), np.zeros_like(want))
-    insp.close()
 
 
-def test_an_ensemble_by_itself_says_what_to_pass():
+def test_an_ensemble_by_itself_says_what_to_pass(inspect: Any):
     with pytest.raises(TypeError, match="contracting dimensions") as raised:
-        quiet(ensemble_of(nnx.Rngs(0)), X)
+        inspect(ensemble_of(nnx.Rngs(0)), X)
     notes = "\n".join(raised.value.__notes__)
     assert "an extra first axis of 5" in notes
     assert "nni.Inspector(forward, ensemble, x)" in notes
     with pytest.raises(TypeError, match="contracting dimensions") as raised:
-        quiet(Called(nnx.Rngs(0)), X[:, :2])  # not an ensemble, but a wrong example
+        inspect(Called(nnx.Rngs(0)), X[:, :2])  # not an ensemble, but a wrong example
     assert "ensemble" not in "\n".join(raised.value.__notes__)
 
 
 # --------------------------------------------------------------- what to pass
 
 
-def test_with_two_models_the_first_is_on_screen():
+def test_with_two_models_the_first_is_on_screen(inspect: Any):
     student, teacher = Called(nnx.Rngs(0)), Called(nnx.Rngs(1))
-    insp = quiet(lambda s, t, x: s(x) - t(x), student, teacher, X)
+    insp = inspect(lambda s, t, x: s(x) - t(x), student, teacher, X)
     np.testing.assert_allclose(insp.run(), student(X) - teacher(X), rtol=1e-5, atol=1e-6)
     assert insp.model is student
     np.testing.assert_allclose(insp.values(""), student(X), rtol=1e-5)
     assert any("not shown: Called" in notice for notice in inside(insp).notices)
     np.testing.assert_allclose(insp.run(student, X), np.zeros((4, 3)), atol=1e-6)
-    insp.close()
 
 
-def test_what_cannot_be_entered_says_what_to_pass():
+def test_what_cannot_be_entered_says_what_to_pass(inspect: Any):
     model = Coder(nnx.Rngs(0))
     cases: list[tuple[tuple[Any, ...], str]] = [
         (
@@ -333,4 +322,4 @@ def test_what_cannot_be_entered_says_what_to_pass():
     ]
     for args, text in cases:
         with pytest.raises(TypeError, match=text):
-            quiet(*args)
+            inspect(*args)

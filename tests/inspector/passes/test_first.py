@@ -37,7 +37,7 @@ class Begun:
         self.model, self.insp = model, nni.Inspector(model, X, display=False)
         inside(self.insp).arming.submit(lambda: (held.set(), self.gate.wait()))
         held.wait()
-        inside(self.insp).rerun.begin()
+        inside(self.insp).rerun.start_first()
 
     def let_go(self):
         self.gate.set()
@@ -86,11 +86,10 @@ def test_it_is_not_made_before_a_figure_is_read():
     ],
     ids=["findings", "save", "to_html", "compare"],
 )
-def test_what_reads_a_figure_makes_it(read, tmp_path):
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+def test_what_reads_a_figure_makes_it(inspect, read, tmp_path):
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
     read(insp, tmp_path)
     assert len(inside(insp).core.recording) == 1
-    insp.close()
 
 
 def test_it_is_compiled_and_run_in_the_thread_and_says_what_it_waits_for(begun):
@@ -158,12 +157,11 @@ def test_a_run_that_fails_does_not_take_its_place(begun):
     assert begun.kinds == ["run"]
 
 
-def test_a_loop_that_came_first_leaves_the_facts_that_findings_need():
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+def test_a_loop_that_came_first_leaves_the_facts_that_findings_need(inspect):
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
     for x in insp.watch([X], every=1):
         loss_fn(insp.model, x)
     assert insp.recording.facts == nni_facts(insp)
-    insp.close()
 
 
 def test_what_findings_need_is_read_of_the_model_as_the_loop_began_with_it():
@@ -310,10 +308,9 @@ class Reading(nnx.Module):
         return self.linear(x) * (1 if float(x.sum()) > -1e9 else 2)
 
 
-def test_what_cannot_be_compiled_ahead_runs_at_once():
-    insp = nni.Inspector(Reading(nnx.Rngs(0)), X, display=False)
+def test_what_cannot_be_compiled_ahead_runs_at_once(inspect):
+    insp = inspect(Reading(nnx.Rngs(0)), X)
     assert len(inside(insp).core.recording) == 1
-    insp.close()
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -324,11 +321,10 @@ def test_a_notebook_that_a_program_runs_has_it_in_the_cell(answers, monkeypatch)
     assert presenter.is_unattended() is not answers
 
 
-def test_it_waits_where_nobody_will_see_it_later():
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    inside(insp).rerun.begin(wait=True)
+def test_it_waits_where_nobody_will_see_it_later(inspect):
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
+    inside(insp).rerun.start_first(wait=True)
     assert len(inside(insp).core.recording) == 1
-    insp.close()
 
 
 RESTARTED = """
@@ -344,7 +340,7 @@ model, x = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3))
 events = collections.Counter()
 jax.monitoring.register_event_listener(lambda name, **_: events.update([name.split("/")[-1]]))
 insp = nni.Inspector(model, x, display=False)
-insp._rerun.begin()
+insp._rerun.start_first()
 assert len(insp.recording) == 1
 step = nnx.jit(lambda model, x: model(x).sum())
 for i in insp.watch(range(2), every=1):

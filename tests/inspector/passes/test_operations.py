@@ -39,17 +39,13 @@ class Model(nnx.Module):
 X = jnp.linspace(-1, 1, 12).reshape(4, 3)
 
 
-def inspector(model=None, **kwargs):
-    return nni.Inspector(model or Model(), X, display=False, **kwargs)
-
-
 def rows(insp):
     return [key for key in inside(insp).view.keys if "@" in key]
 
 
 @pytest.fixture(scope="module")
 def made():
-    one = inspector()
+    one = nni.Inspector(Model(), X, display=False)
     yield one
     one.close()
 
@@ -84,7 +80,7 @@ def test_operations_are_rows_below_their_call_with_exact_figures(insp):
     assert insp.recording.sites == with_sites  # what was recorded stays
 
 
-def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it():
+def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it(inspect):
     class Turned(nnx.Module):
         def __init__(self):
             self.inner = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
@@ -93,11 +89,10 @@ def test_what_has_a_name_is_listed_before_the_primitives_that_run_before_it():
             turned = jnp.cos(x) * jax.jit(lambda y: y + 1)(x)
             return self.inner(nnx.softmax(turned @ x.T) @ x)
 
-    insp = inspector(Turned())
+    insp = inspect(Turned(), X)
     insp.show_operations("")
     assert inside(insp).view.keys[:5] == ("", "@lambda", "@softmax", "@attention", "inner")
     assert rows(insp)[3:5] == ["@cos", "@mul"]
-    insp.close()
 
 
 def test_hiding_and_showing_again_compiles_nothing(insp):
@@ -139,8 +134,8 @@ def test_an_operation_that_is_not_shown_is_shown_once_it_is_perturbed(insp):
             insp.perturb("gates/1@softmax", nni.Zero())
 
 
-def test_the_next_loop_measures_them():
-    insp = inspector()
+def test_the_next_loop_measures_them(inspect):
+    insp = inspect(Model(), X)
     step = nnx.jit(lambda model, x: model(x).sum())
     insp.show_operations("gates/0")
     for x in insp.watch([X, X], every=1):
@@ -148,11 +143,10 @@ def test_the_next_loop_measures_them():
         with pytest.raises(InspectorError, match="A loop is being watched"):
             insp.show_operations("gates/1")
     assert insp.recording.summary("gates/0@mul").size == 12
-    insp.close()
 
 
-def test_after_a_loop_they_are_measured_without_another_pass_being_asked_for():
-    insp = inspector()
+def test_after_a_loop_they_are_measured_without_another_pass_being_asked_for(inspect):
+    insp = inspect(Model(), X)
     step = nnx.jit(lambda model, x: model(x).sum())
     for x in insp.watch([X, X], every=1):
         step(inside(insp).core.model, x)
@@ -160,20 +154,18 @@ def test_after_a_loop_they_are_measured_without_another_pass_being_asked_for():
     inside(insp).rerun.wait()
     assert insp.recording.steps == [0, 1, 1]
     assert insp.recording.passes[-1].summary("gates/0@mul").size == 12
-    insp.close()
 
 
-def test_the_units_of_a_pattern_are_its_heads_queries_and_keys():
+def test_the_units_of_a_pattern_are_its_heads_queries_and_keys(inspect):
     model = nnx.MultiHeadAttention(2, 4, decode=False, rngs=nnx.Rngs(0))
-    insp = nni.Inspector(model, jnp.ones((3, 5, 4)), only=["**", "@attention"], display=False)
+    insp = inspect(model, jnp.ones((3, 5, 4)), only=["**", "@attention"])
     asked = protocol.Look(id=1, what="units", site="@attention")
-    message, _ = panels.look(inside(insp).core, asked)
+    message, _ = panels.answer_look(inside(insp).core, asked)
     assert message.axes == ("batch (3)", "head (2)", "query (5)", "key (5)")
-    insp.close()
 
 
-def test_what_cannot_be_shown_is_refused_and_nothing_changes(monkeypatch):
-    insp = inspector(only=["**", "gates/0@mul"])
+def test_what_cannot_be_shown_is_refused_and_nothing_changes(inspect, monkeypatch):
+    insp = inspect(Model(), X, only=["**", "gates/0@mul"])
     before = rows(insp)
     for site, error, text in (
         ("gate/0", ValueError, "closest sites are 'gates/0'"),
@@ -188,10 +180,9 @@ def test_what_cannot_be_shown_is_refused_and_nothing_changes(monkeypatch):
     with pytest.raises(ValueError, match="has 2 operations, and 1 are shown at most"):
         insp.show_operations("gates/1")
     assert rows(insp) == before
-    insp.close()
 
 
-def test_the_layers_of_a_stack_have_their_own():
+def test_the_layers_of_a_stack_have_their_own(inspect):
     class Stack(nnx.Module):
         def __init__(self):
             make = nnx.vmap(lambda key: Gate(rngs=nnx.Rngs(key)), in_axes=0)
@@ -202,11 +193,10 @@ def test_the_layers_of_a_stack_have_their_own():
                 x, self.layers
             )
 
-    insp = inspector(Stack())
+    insp = inspect(Stack(), X)
     insp.run()
     insp.show_operations("layers[1]")
     assert {"layers@softmax", "layers[0]@softmax", "layers[2]@mul"} <= set(rows(insp))
-    insp.close()
 
 
 def test_a_function_has_operations_too(insp):

@@ -8,23 +8,21 @@ import pytest
 from flax import nnx
 from inside import inside
 from models import TwoLayers
-from reused import Reused
+from reused_model import ReusedModel
 
 import nnx_inspector as nni
 
 
 @pytest.fixture(scope="module")
 def reused():
-    one = Reused(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)))
+    one = ReusedModel(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)))
     yield one
     one.close()
 
 
 @pytest.fixture
-def insp(reused):
-    with_hooks = nni.Inspector(reused.as_made(), jnp.ones((4, 3)), display=False)
-    yield with_hooks
-    with_hooks.close()
+def insp(inspect, reused):
+    return inspect(reused.reset(), jnp.ones((4, 3)))
 
 
 def loss_fn(model, x):
@@ -98,10 +96,10 @@ def test_measuring_each_alone_compiles_nothing_more(insp):
     first = insp.perturb("a", nni.Scale(0.5))
     insp.perturb("b", nni.Shift(0.5))
     assert len(insp.effect.alone) == 2
-    before = inside(insp).core.meter.compilations
+    before = inside(insp).core.meter.compilations.count
     first.strength = 0.25
     assert len(insp.effect.alone) == 2
-    assert inside(insp).core.meter.compilations == before
+    assert inside(insp).core.meter.compilations.count == before
 
 
 def with_two_on(insp):
@@ -119,11 +117,11 @@ def test_of_another_state_of_the_model_nothing_is_told_beside_the_effect(insp):
     inside(insp).core.shown = without
     insp.model.b.kernel[...] *= 2.0  # another thread trains it meanwhile
     # what the thread does next, while the test holds it up
-    inside(insp).rerun._measure_each(without)
+    inside(insp).rerun._measure_effects_alone(without)
     assert inside(insp).core.shown.outcome.alone == ()
     insp.model.b.kernel[...] *= 0.5
     # what the thread does next, while the test holds it up
-    inside(insp).rerun._measure_each(without)
+    inside(insp).rerun._measure_effects_alone(without)
     assert len(inside(insp).core.shown.outcome.alone) == 2
 
 
@@ -131,14 +129,14 @@ def test_a_model_whose_arrays_are_gone_is_no_fault_of_the_screen(insp):
     shown = with_two_on(insp)
     for leaf in jax.tree.leaves(nnx.state(insp.model)):
         leaf.delete()
-    inside(insp).rerun._want_each_alone(shown)  # as a late click asks for it
+    inside(insp).rerun._queue_effects_alone(shown)  # as a late click asks for it
     inside(insp).rerun.wait()
     assert "could not be measured" not in " ".join(n for n in inside(insp).notices)
 
 
-def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass():
+def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass(inspect):
     # no other test has compiled what measures the effect
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
+    insp = inspect(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)))
     graphdef, state = nnx.split(insp.model)
 
     def forward(state, x):
@@ -159,27 +157,26 @@ def test_a_step_that_holds_the_arrays_leaves_the_effect_for_a_later_pass():
     nnx.update(insp.model, state)
     insp.run(batch())
     assert insp.effect is not None
-    insp.close()
 
 
 def test_a_loop_that_takes_the_arrays_when_it_begins_is_no_failure(insp, monkeypatch):
     from nnx_inspector.inspector.passes import rerun
 
-    made, region, refresh = rerun.made, insp.watch(every=2), inside(insp).rerun.refresh
+    run_pass, region, refresh = rerun.run_pass, insp.watch(every=2), inside(insp).rerun.refresh
 
     def taken(*of):
-        monkeypatch.setattr(rerun, "made", made)
+        monkeypatch.setattr(rerun, "run_pass", run_pass)
         region.__enter__()
         for leaf in jax.tree.leaves(state):
             leaf.delete()
-        return made(*of)
+        return run_pass(*of)
 
     state = nnx.state(insp.model)
     kept = jax.tree.map(jnp.copy, state)
     insp.run(batch())
-    monkeypatch.setattr(rerun, "made", taken)
+    monkeypatch.setattr(rerun, "run_pass", taken)
     refresh()
     nnx.update(insp.model, kept)
     insp.model(batch())
     region.__exit__(None, None, None)
-    assert [n for n in inside(insp).notices if "could not be run" in n.text] == []
+    assert [n for n in inside(insp).notices if "could not be run" in n] == []

@@ -52,9 +52,9 @@ def numbers(model):
 
 
 @pytest.fixture
-def insp(monkeypatch, request):
+def insp(inspect, monkeypatch, request):
     model = getattr(request, "param", Plain)(nnx.Rngs(0))
-    made = nni.Inspector(model, X, display=False)
+    made = inspect(model, X)
     made.said = []
     send = inside(made).view.screen.send
     monkeypatch.setattr(
@@ -62,8 +62,7 @@ def insp(monkeypatch, request):
         "send",
         lambda m, b=None: (made.said.append(m) if m.type == "sweep" else None, send(m, b)),
     )
-    yield made
-    made.close()
+    return made
 
 
 def test_without_a_choice_on_screen_the_kind_tells_sites_apart(insp):
@@ -165,20 +164,19 @@ class Words(nnx.Module):
         return "nothing"
 
 
-def test_no_change_is_relative_to_an_output_of_zeros():
+def test_no_change_is_relative_to_an_output_of_zeros(inspect):
     net = nnx.Sequential(nnx.Linear(X.shape[-1], 2, rngs=nnx.Rngs(0)), lambda x: 0 * x)
-    insp = nni.Inspector(net, X, display=False)
+    insp = inspect(net, X)
     insp.sweep(progress=False)
     message = inside(insp).view.last_message("sweep")
     assert message.measures == ("output_change",)
     assert {row.output_change for row in message.rows} == {None}
     assert all("output is all zeros" in row.why_not for row in message.rows)
-    insp.close()
 
 
 @pytest.mark.long
-def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why():
-    insp = nni.Inspector(Inf(nnx.Rngs(0)), X, display=False)
+def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why(inspect):
+    insp = inspect(Inf(nnx.Rngs(0)), X)
     insp.step(lambda m, x: m(x).sum(), X)
     frame = insp.sweep(progress=False)
     message = inside(insp).view.last_message("sweep")
@@ -187,7 +185,6 @@ def test_what_is_not_finite_is_none_first_and_what_cannot_be_measured_says_why()
     assert not np.isfinite(frame["loss_change"][0])
     assert message.rows[-1].site == "words"
     assert message.rows[-1].why_not != ""
-    insp.close()
 
 
 def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monkeypatch):
@@ -215,7 +212,7 @@ def test_in_a_thread_it_is_one_at_a_time_and_stops_between_two_chunks(insp, monk
 
 
 def test_stopped_after_the_first_chunk_it_shows_what_there_is(insp):
-    asked = inside(insp).sweeps.wanted("**", nni.Zero(), True, None, 1)
+    asked = inside(insp).sweeps.request("**", nni.Zero(), True, None, 1)
     inside(insp).sweeps.run(asked, lambda done, total: done >= 2)
     last = insp.said[-1]
     assert (last.stopped, last.measured, last.done) == (True, 2, 2)

@@ -25,7 +25,7 @@ def donated():
     """An inspector whose model's arrays were donated, and the state that the step returned."""
     model = TwoLayers(nnx.Rngs(0))
     inspector = nni.Inspector(model, X, display=False)
-    inside(inspector).rerun.first()
+    inside(inspector).rerun.wait_for_first()
     step = jax.jit(lambda state: jax.tree.map(lambda p: 2 * p, state), donate_argnums=0)
     yield inspector, step(nnx.state(model))
     inspector.close()
@@ -97,19 +97,18 @@ def test_a_state_is_read_from_then_on_and_nothing_of_the_users_changes(donated):
     assert nnx.graphdef(insp.model) == graphdef
 
 
-def test_a_loop_goes_on_watching_the_model_that_was_given():
+def test_a_loop_goes_on_watching_the_model_that_was_given(inspect):
     model = TwoLayers(nnx.Rngs(0))
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     insp.update(nnx.state(nnx.clone(model), nnx.Param))
     for x in insp.watch([X], every=1):
         model(x)
     assert insp.recording.passes[-1].kind == "watch"
-    insp.close()
 
 
-def test_another_model_takes_the_place_of_the_one_that_was_given():
+def test_another_model_takes_the_place_of_the_one_that_was_given(inspect):
     model, other = TwoLayers(nnx.Rngs(0)), TwoLayers(nnx.Rngs(1))
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     insp.update(other)
     assert insp.model is other
     np.testing.assert_allclose(insp.run(X), other(X), rtol=1e-5)
@@ -119,12 +118,11 @@ def test_another_model_takes_the_place_of_the_one_that_was_given():
             with pytest.raises(nni.InspectorError, match="already watches a loop"):
                 insp.update(model)
     assert [p.kind for p in insp.recording.passes][-2:] == ["watch"] * 2
-    insp.close()
 
 
-def test_what_does_not_fit_is_refused_with_where():
+def test_what_does_not_fit_is_refused_with_where(inspect):
     model = TwoLayers(nnx.Rngs(0))
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     other = TwoLayers(nnx.Rngs(0))
     other.a = nnx.Linear(3, 5, rngs=nnx.Rngs(0))
     for wrong in (other, nnx.state(other)):
@@ -145,17 +143,15 @@ def test_what_does_not_fit_is_refused_with_where():
         insp.update({"a": nnx.to_pure_dict(nnx.state(TwoLayers(nnx.Rngs(0))))["a"]})
     insp.update(*nnx.split(TwoLayers(nnx.Rngs(0))))
     assert insp.run(X).shape == (2, 2)
-    insp.close()
 
 
-def test_a_donated_batch_is_told_apart_from_a_donated_model():
+def test_a_donated_batch_is_told_apart_from_a_donated_model(inspect):
     x = jnp.ones((2, 3))
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), x, display=False)
+    insp = inspect(TwoLayers(nnx.Rngs(0)), x)
     x.delete()
     with pytest.raises(nni.InspectorError, match=r"arguments were donated.*insp\.run\(x\)"):
         insp.run()
     assert insp.run(X).shape == (2, 2)
-    insp.close()
 
 
 class Listed(nnx.Module):
@@ -174,11 +170,11 @@ def texts(tree):
 
 
 @pytest.mark.parametrize("as_texts", [True, False])
-def test_a_restored_checkpoint_may_have_texts_for_numbers(as_texts):
+def test_a_restored_checkpoint_may_have_texts_for_numbers(inspect, as_texts):
     model, trained = Listed(nnx.Rngs(0)), Listed(nnx.Rngs(1))
     saved = nnx.to_pure_dict(nnx.state(trained))
     saved = texts(saved) if as_texts else saved
-    insp = nni.Inspector(model, X, display=False)
+    insp = inspect(model, X)
     insp.update(saved)
     np.testing.assert_allclose(insp.run(X), trained(X), rtol=1e-6)
     kernel = np.asarray(trained.blocks[1].a.kernel[...])
@@ -188,4 +184,3 @@ def test_a_restored_checkpoint_may_have_texts_for_numbers(as_texts):
     assert (nni.compare_weights(saved, trained).distance == 0).all()
     with pytest.raises(ValueError, match="no Variable 'blocks/2/a"):
         insp.update({"blocks": {"2": saved["blocks"]["1" if as_texts else 1]}})
-    insp.close()

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from models import TwoLayers
-from steered import Script, X, forward
+from training_thread import TrainingThread, X, forward
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError, InspectorWarning
@@ -28,7 +28,7 @@ NOISE = protocol.Perturb(id=0, site="b", kind="Noise", strength=0.1, at="output"
 
 @pytest.fixture
 def script(tmp_path):
-    made = Script(tmp_path / "run.nni")
+    made = TrainingThread(tmp_path / "run.nni")
     yield made
     assert made.end() == []
 
@@ -62,7 +62,7 @@ def test_a_perturbation_of_a_run_is_none_of_the_run_that_replaces_it(script, run
     assert script.end() == []
     with pytest.raises(InspectorError, match="takes no requests any more"):
         old.enabled = False
-    other = Script(script.path)
+    other = TrainingThread(script.path)
     new = run.perturb("b", nni.Scale(2.0))
     for change in (lambda: setattr(old, "enabled", False), old.remove):
         with pytest.raises(InspectorError, match="was removed"):
@@ -138,7 +138,7 @@ def test_what_was_refused_takes_no_room(script, run):
 
 def test_what_the_script_declares_can_be_switched(tmp_path):
     declared = {"a": nni.Clamp(-0.5, 0.5)}
-    script = Script(tmp_path / "run.nni", control=declared)
+    script = TrainingThread(tmp_path / "run.nni", control=declared)
     run = nni.open(script.path, display=False)
     (handle,) = run.perturbations
     assert (handle.site, handle.enabled) == ("a", False)
@@ -151,7 +151,7 @@ def test_what_the_script_declares_can_be_switched(tmp_path):
 
 
 def test_a_run_without_control_takes_nothing(tmp_path):
-    script = Script(tmp_path / "run.nni", control=False)
+    script = TrainingThread(tmp_path / "run.nni", control=False)
     run = nni.open(script.path, display=False)
     with pytest.raises(InspectorError, match="takes no requests"):
         run.measure_next()

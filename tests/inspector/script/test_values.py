@@ -13,7 +13,7 @@ from fake_browser import FakeBrowser
 from flax import nnx
 from inside import clicks_of, shown_of, snapshot_of
 from models import Cond, Ensemble, Stacked, TwoLayers, While
-from steered import Script, X, forward
+from training_thread import TrainingThread, X, forward
 
 import nnx_inspector as nni
 from nnx_inspector.errors import InspectorError
@@ -35,7 +35,7 @@ class Asked:
     def __init__(self, path, model=None, step=None, **how):
         model = model or TwoLayers(nnx.Rngs(0))
         self.model = nnx.clone(model)  # nnx takes the attributes of the other out meanwhile
-        self.script = Script(path, model, step, **{"every": SELDOM, **how})
+        self.script = TrainingThread(path, model, step, **{"every": SELDOM, **how})
         self.run = nni.open(path, display=False)
 
     def __enter__(self):

@@ -15,7 +15,7 @@ from inside import inside
 
 import nnx_inspector as nni
 from nnx_inspector.inspector import export
-from nnx_inspector.inspector.studies.studies import study
+from nnx_inspector.inspector.studies.studies import study_request
 from nnx_inspector.lenses import example_search
 from nnx_inspector.screen import protocol
 
@@ -30,7 +30,7 @@ def insp():
 
 
 def ask(insp, what, **wish):
-    inside(insp).commands.answer(study(what, **wish))
+    inside(insp).commands.answer(study_request(what, **wish))
     inside(insp).studies.wait()
     shown = inside(insp).view.last_message(what)
     assert protocol.from_header(protocol.to_header(shown)) == shown, "what the browser refuses"
@@ -144,13 +144,12 @@ def test_pixels_are_shown_as_sums_of_their_channels_in_blocks(picture):
     np.testing.assert_allclose(np.reshape(shown.scores, (50, 4)), padded, rtol=1e-5, atol=1e-7)
 
 
-def test_a_unit_that_never_fires_is_said_to_be_constant(picture):
+def test_a_unit_that_never_fires_is_said_to_be_constant(inspect, picture):
     shown = ask(picture, "examples", site="conv", unit=1)
     assert not shown.constant
     assert [len(row.place) for row in shown.rows] == [2] * len(shown.rows)
-    flat = nni.Inspector(nnx.Sequential(lambda x: x * 0), jnp.ones((3, 4)), display=False)
+    flat = inspect(nnx.Sequential(lambda x: x * 0), jnp.ones((3, 4)))
     assert ask(flat, "examples", site="", unit=0).constant
-    flat.close()
 
 
 @pytest.mark.parametrize(
@@ -171,15 +170,13 @@ def test_what_cannot_be_found_is_said_in_the_panel_and_the_rest_goes_on(picture,
     assert ask(picture, "examples", site="conv").error == ""
 
 
-def test_a_tied_product_is_read_and_a_model_without_logits_told():
-    insp = nni.Inspector(Language(tied=True, last="product"), TOKENS, display=False)
+def test_a_tied_product_is_read_and_a_model_without_logits_told(inspect):
+    insp = inspect(Language(tied=True, last="product"), TOKENS)
     shown = ask(insp, "lens")
     assert (shown.error, shown.unembed, shown.norm) == ("", "(all after blocks/2)", "")
     assert shown.gap < 1e-4
-    insp.close()
-    insp = nni.Inspector(Language(scan=True, last="norm"), TOKENS, display=False)
+    insp = inspect(Language(scan=True, last="norm"), TOKENS)
     assert "no logits over words" in ask(insp, "lens").error
-    insp.close()
 
 
 class Estimate(nnx.Module):
@@ -193,19 +190,17 @@ class Estimate(nnx.Module):
         return self.head(x)
 
 
-def test_numbers_that_nothing_indicates_to_be_logits_are_read_if_the_user_says_so():
+def test_numbers_that_nothing_indicates_to_be_logits_are_read_if_the_user_says_so(inspect):
     x, model = jnp.ones((2, 4)), Estimate(nnx.Rngs(0))
-    insp = nni.Inspector(model, x, display=False)
+    insp = inspect(model, x)
     for what in ("lens", "logits"):
         assert "Nothing indicates that this model's output is logits" in ask(insp, what).error
     shown = ask(insp, "lens", unembed="head")
     assert (shown.error, shown.unembed, len(shown.rows)) == ("", "head", 2)
     insp.step(lambda model, x, y: (model(x)[:, 0] * y).sum(), x, jnp.array([0, 2]))
     assert ask(insp, "lens").error == ""  # whole numbers may be classes
-    insp.close()
-    insp = nni.Inspector(model, x, labels=["a", "b", "c"], display=False)
+    insp = inspect(model, x, labels=["a", "b", "c"])
     assert insp.lens().unembed == "head"
-    insp.close()
 
 
 def test_data_of_python_is_searched_shown_and_stopped(insp):
@@ -298,7 +293,7 @@ def test_a_sweep_and_a_study_do_not_run_at_once(insp):
 def test_what_is_asked_on_screen_meanwhile_waits_its_turn_or_is_stopped(insp):
     def data():
         yield TOKENS
-        inside(insp).commands.answer(study("attribution"))
+        inside(insp).commands.answer(study_request("attribution"))
         sweep = protocol.StartSweep(id=2, sites="head", kind="", strength=None, at="output")
         inside(insp).commands.answer(sweep)
         assert inside(insp).view.last_message("attribution").running
@@ -328,7 +323,7 @@ def test_a_page_keeps_what_was_computed(insp, tmp_path, monkeypatch):
     monkeypatch.setattr(export, "units_messages", lambda core, sites: {})  # these take long
     insp.lens()
     ask(insp, "attribution")
-    assert set(export.KEPT) >= {"lens", "logits", "attribution", "examples"}
+    assert set(export.KEPT_MESSAGES) >= {"lens", "logits", "attribution", "examples"}
     assert insp.to_html(tmp_path / "page.html") > 0
     for what in ("lens", "attribution"):
         assert protocol.from_header(protocol.to_header(inside(insp).view.last_message(what)))
@@ -345,9 +340,9 @@ def test_the_recording_keeps_the_examples(insp, tmp_path):
     assert nni.load(tmp_path / "again.nni").tables["examples of head"].equals(table)
 
 
-def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
+def test_a_second_search_compiles_nothing_and_sees_the_new_weights(inspect):
     model = Language(scan=True)
-    insp = nni.Inspector(model, TOKENS, display=False)
+    insp = inspect(model, TOKENS)
     search = lambda: insp.examples([TOKENS] * 3, "head", k=2, progress=False)  # noqa: E731
     first = search()
     model.head.kernel[...] = -3 * model.head.kernel[...]
@@ -364,4 +359,3 @@ def test_a_second_search_compiles_nothing_and_sees_the_new_weights():
     with Compilations() as compiled:
         insp.examples([TOKENS] * 3, "head", k=3, progress=False)
     assert compiled.kinds
-    insp.close()

@@ -96,7 +96,7 @@ def test_one_layer_of_a_stack(insp):
         insp.words("layers/up")
 
 
-def test_a_single_sequence_has_no_batch():
+def test_a_single_sequence_has_no_batch(inspect):
     """Without an axis of examples, the first axis is that of the positions."""
 
     class Alone(nnx.Module):
@@ -107,13 +107,12 @@ def test_a_single_sequence_has_no_batch():
         def __call__(self, tokens):
             return jnp.tanh(self.heads(self.embed(tokens)))
 
-    insp = nni.Inspector(Alone(nnx.Rngs(0)), IDS[0], decode=list("abcdef"), display=False)
+    insp = inspect(Alone(nnx.Rngs(0)), IDS[0], decode=list("abcdef"))
     for site, axes in {"embed": (1,), "heads": (1, 2)}.items():
         values = np.asarray(insp.values(site), np.float64)
         found = insp.words(site)
         assert found.word.tolist() == ["b", "e", "c"]
         np.testing.assert_allclose(found.norm, np.sqrt((values**2).sum(axes)), rtol=1e-5)
-    insp.close()
 
 
 def test_of_several_axes_the_chosen_one_is_that_of_the_words(insp):
@@ -145,39 +144,36 @@ class Turn(nnx.Module):
 
 
 @pytest.mark.parametrize("ids", [IDS, np.array([[1, 4, 2], [3, 3, 0], [5, 1, 1]], np.int32)])
-def test_an_axis_that_is_not_found_or_wrongly_can_be_chosen(ids):
-    insp = nni.Inspector(TimeFirst(nnx.Rngs(0)), ids, decode=list("abcdef"), display=False)
+def test_an_axis_that_is_not_found_or_wrongly_can_be_chosen(inspect, ids):
+    insp = inspect(TimeFirst(nnx.Rngs(0)), ids, decode=list("abcdef"))
     values = np.asarray(insp.values("turn"), np.float64)
     found = insp.words("turn", 1, unit=5, axis=0)
     np.testing.assert_allclose(found.norm, np.linalg.norm(values[:, 1], axis=(1, 2)), rtol=1e-5)
     np.testing.assert_allclose(found.unit, values[:, 1].reshape(3, -1)[:, 5], rtol=1e-5)
     with pytest.raises(nni.InspectorError, match=r"not known which axis .* 0 \("):
         insp.words("turn")
-    insp.close()
 
 
-def test_what_has_no_positions_says_so(insp):
+def test_what_has_no_positions_says_so(inspect, insp):
     insp.run(IDS[:, :2])
     assert insp.words("head").word.tolist() == ["b", "e"]
     with pytest.raises(IndexError, match="2 examples: there is no example 2"):
         insp.words("head", 2)
     with pytest.raises(IndexError, match="6 units at each position: there is no unit 6"):
         insp.words("head", unit=6)
-    other = nni.Inspector(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)), display=False)
+    other = inspect(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jnp.ones((4, 2)))
     with pytest.raises(nni.InspectorError, match="decode="):
         other.words("")
-    other.close()
 
 
-def test_another_length_has_no_words():
+def test_another_length_has_no_words(inspect):
     class Pooled(Words):
         def __call__(self, tokens):
             return self.head(self.embed(tokens)[:, 1:])
 
-    insp = nni.Inspector(Pooled(nnx.Rngs(0)), IDS, decode=str, display=False)
+    insp = inspect(Pooled(nnx.Rngs(0)), IDS, decode=str)
     with pytest.raises(nni.InspectorError, match="no array with an axis of the 3 positions"):
         insp.words("head")
-    insp.close()
 
 
 def test_the_browser_gets_the_same_figures(insp, monkeypatch):

@@ -11,7 +11,7 @@ from flax import nnx
 from inside import inside
 
 import nnx_inspector as nni
-from nnx_inspector.inspector.values.blocks import ON_DEVICE
+from nnx_inspector.inspector.values.device_tiles import DEVICE_TILES
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.protocol import ReadValues, ShowValues
 from nnx_inspector.screen.values import message as values_messages
@@ -160,7 +160,7 @@ def test_wide_dtypes_travel_as_float64():
     kinds = {"bfloat16": "float32", "int8": "float32", "bool": "float32", "int32": "float64"}
     for dtype, encoding in kinds.items():
         message, buffer = values_messages.values_message(
-            request, jnp.ones((2, 3), dtype), ON_DEVICE
+            request, jnp.ones((2, 3), dtype), DEVICE_TILES
         )
         assert message.encoding == encoding
         np.testing.assert_array_equal(planes(message, buffer)["value"], np.ones((1, 2, 3)))

@@ -17,7 +17,7 @@ MOST_BYTES: Final = 2_000_000
 """The most bytes of values that a page keeps."""
 
 
-def key_of(request: protocol.ShowValues | protocol.ReadValues) -> str:
+def answer_key(request: protocol.ShowValues | protocol.ReadValues) -> str:
     """The key by which a page finds an answer: JSON without spaces, as a browser writes it."""
     if isinstance(request, protocol.ShowValues):
         parts: list[object] = [request.site, request.part, request.clean]
@@ -27,40 +27,40 @@ def key_of(request: protocol.ShowValues | protocol.ReadValues) -> str:
     return json.dumps(parts, separators=(",", ":"), ensure_ascii=False)
 
 
-class KeptValues:
+class PageValues:
     """The arrays that were opened, and the last window that was read of each slice."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, tuple[protocol.Arrays, None]] = {}
         self._windows: dict[str, tuple[protocol.Values, bytes]] = {}
-        self._made_room: dict[str, int] = {}  # the number of the array of each
+        self._dropped: dict[str, int] = {}  # the number of the array of each
 
     def keep(self, request: protocol.ShowValues | protocol.ReadValues, answer: Value) -> None:
         """Keep the answer to a request; exact figures of single elements are left out."""
-        key = key_of(request)
+        key = answer_key(request)
         if isinstance(request, protocol.ShowValues):
             self._arrays.pop(key, None)  # the one that was opened last comes last
             self._arrays[key] = answer
         elif not request.exact:
             self._windows.pop(key, None)
-            self._made_room.pop(key, None)
+            self._dropped.pop(key, None)
             self._windows[key] = answer
             while sum(len(values) for _, values in self._windows.values()) > MOST_BYTES:
                 oldest = next(iter(self._windows))
-                self._made_room[oldest] = self._windows.pop(oldest)[0].array
+                self._dropped[oldest] = self._windows.pop(oldest)[0].array
 
     def answers(self) -> dict[str, SavedAnswer]:
         """The answers by key, without windows of arrays that were opened again since."""
-        opened, windows, held = dict(self._arrays), dict(self._windows), self._held()
+        opened, windows, numbers = dict(self._arrays), dict(self._windows), self._numbers()
         kept: dict[str, SavedAnswer] = {**opened}
-        kept |= {key: one for key, one in windows.items() if one[0].array in held}
+        kept |= {key: one for key, one in windows.items() if one[0].array in numbers}
         return kept
 
     def left_out(self) -> int:
         """How many slices were dropped to make room for later ones."""
-        held = self._held()
-        return sum(array in held for array in [*self._made_room.values()])
+        numbers = self._numbers()
+        return sum(array in numbers for array in [*self._dropped.values()])
 
-    def _held(self) -> set[int]:
+    def _numbers(self) -> set[int]:
         arrays = [*self._arrays.values()]
         return {array.number for message, _ in arrays for array in message.arrays}

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis_examples import examples
 from summary_oracle import TINY, values
 
-from nnx_inspector.inspector.values import blocks as on_device
-from nnx_inspector.inspector.values.blocks import ON_DEVICE, norms
+from nnx_inspector.inspector.values import device_tiles
+from nnx_inspector.inspector.values.device_tiles import DEVICE_TILES, norms
 from nnx_inspector.screen.values import blocks
 from nnx_inspector.screen.values.blocks import NUMPY_TILES, Window, exact_values, reduce_blocks
 
@@ -53,7 +53,7 @@ def check(x: np.ndarray, window: Window, most, component="value") -> blocks.Bloc
     """The blocks of an array on the device, and of the same array of NumPy's, are right."""
     if x.dtype.kind in "biufc":
         checked(reduce_blocks(x, window, most, component, NUMPY_TILES), x, window, most, component)
-    found = reduce_blocks(jnp.asarray(x), window, most, component, ON_DEVICE)
+    found = reduce_blocks(jnp.asarray(x), window, most, component, DEVICE_TILES)
     return checked(found, x, window, most, component)
 
 
@@ -170,14 +170,14 @@ def test_a_sum_that_overflows_is_a_mean_that_does_not():
 
 
 def test_nothing_of_an_empty_array():
-    for x, tiles in ((jnp.zeros((4, 0)), ON_DEVICE), (np.zeros((4, 0)), NUMPY_TILES)):
+    for x, tiles in ((jnp.zeros((4, 0)), DEVICE_TILES), (np.zeros((4, 0)), NUMPY_TILES)):
         found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 8, 8), tiles=tiles)
         assert found.mean.shape == (1, 4, 0)
         assert exact_values(x, whole(x.shape, (None, 0, 1)), tiles).shape == (1, 4, 0)
 
 
 def test_a_scalar_is_one_block():
-    for x, tiles in ((jnp.float32(3), ON_DEVICE), (np.float32(3), NUMPY_TILES)):
+    for x, tiles in ((jnp.float32(3), DEVICE_TILES), (np.float32(3), NUMPY_TILES)):
         found = reduce_blocks(x, whole((), (None, None, None)), (1, 1, 1), tiles=tiles)
         assert found.mean.tolist() == [[[3.0]]]
         assert found.exact
@@ -190,7 +190,7 @@ def test_exact_values_are_exact(dtype):
         if np.issubdtype(dtype, np.integer) and dtype in WIDE:
             x[0, 0, 0] = np.iinfo(dtype).max
         window = Window(axes=(None, 2, 0), spans=((0, 1), (1, 6), (0, 3)), index=(0, 3, 0))
-        found = exact_values(jnp.asarray(x), window, ON_DEVICE)
+        found = exact_values(jnp.asarray(x), window, DEVICE_TILES)
         if x.dtype.kind in "biufc":
             np.testing.assert_array_equal(exact_values(x, window), found)
     wanted = x[0:3, 3, 1:6].T[None]
@@ -208,7 +208,7 @@ def test_exact_values_are_exact(dtype):
 @pytest.mark.parametrize("tile", [8, 1 << 20])
 @pytest.mark.parametrize("kind", ["normal", "huge"])
 def test_norms_are_those_of_numpy(monkeypatch, axis, tile, kind):
-    monkeypatch.setattr(on_device, "TILE", tile)
+    monkeypatch.setattr(device_tiles, "TILE", tile)
     x = values(2, kind, np.float32, (4, 6, 5))
     x = np.where(np.isfinite(x), x, 0).astype(np.float32) / 8
     found = norms(jnp.asarray(x), axis)
@@ -241,8 +241,8 @@ def test_a_window_that_does_not_fit_is_refused(window, text):
 
 def test_a_large_array_is_never_fetched():
     x = jnp.ones((4096, 4096))
-    found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 128, 128), tiles=ON_DEVICE)
+    found = reduce_blocks(x, whole(x.shape, (None, 0, 1)), (1, 128, 128), tiles=DEVICE_TILES)
     assert found.block == (1, 32, 32)
     assert found.fetched == 128 * 128 * 12  # three float32 a block
     with pytest.raises(ValueError, match="At most 4096"):
-        exact_values(x, whole(x.shape, (None, 0, 1)), ON_DEVICE)
+        exact_values(x, whole(x.shape, (None, 0, 1)), DEVICE_TILES)

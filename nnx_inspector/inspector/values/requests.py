@@ -10,49 +10,51 @@ import jax
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import module_sites, parse_key, site_key, split_operation
 from nnx_inspector.inspector.core import Core
-from nnx_inspector.inspector.values.blocks import ON_DEVICE
-from nnx_inspector.inspector.values.opening import (
+from nnx_inspector.inspector.values.array_reader import (
     Part,
     ReadablePass,
     array_messages,
-    attentions,
-    opened_tree,
+    attention_counts,
+    values_of_call,
 )
-from nnx_inspector.inspector.values.positions import Positions, figures_of
+from nnx_inspector.inspector.values.device_tiles import DEVICE_TILES
+from nnx_inspector.inspector.values.positions import PositionFigures, figures_of
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.values.message import values_message
 from nnx_inspector.typing import PyTree
 
+PARAMETER_SOURCE = "The model's own Variables, as they were when this was read."
+
 
 def read_values(core: Core, request: protocol.ShowValues | protocol.ReadValues) -> Answer:
     if isinstance(request, protocol.ShowValues):
-        return _arrays(request, core), None
+        return _arrays_message(request, core), None
     return values_message(
-        request, core.opening.cache.get(request.array, request.norm_over), ON_DEVICE
+        request, core.array_reader.cache.get(request.array, request.norm_over), DEVICE_TILES
     )
 
 
-def _arrays(request: protocol.ShowValues, core: Core) -> protocol.Arrays:
+def _arrays_message(request: protocol.ShowValues, core: Core) -> protocol.Arrays:
     of = readable_pass(core)
-    opened = core.opening.open(of, request.site, request.part, clean=request.clean)
+    arrays = core.array_reader.read(of, request.site, request.part, clean=request.clean)
     return protocol.Arrays(
         request=request.id,
         site=request.site,
         part=request.part,
         clean=request.clean,
         parts=of.parts(request.site),
-        arrays=array_messages(opened.arrays),
+        arrays=array_messages(arrays.arrays),
         perturbed=of.setting.active and request.part != "parameter",
-        source=_source(of, request.part),
-        notes=opened.notes,
+        source=of.source if request.part != "parameter" else PARAMETER_SOURCE,
+        notes=arrays.notes,
     )
 
 
 def positions_of(
     core: Core, site: str, example: int, unit: int, axis: int | None = None
-) -> Positions:
+) -> PositionFigures:
     """The figures of a site at each position of an example; see `positions.figures_of`.
 
     Raises:
@@ -63,7 +65,7 @@ def positions_of(
         why = inputs and inputs.problem
         how = "Make the inspector with decode=, such as nni.Inspector(..., decode=str)."
         raise InspectorError(f"The tokens of this pass are not known. {why or how}")
-    of = readable_pass(core), core.opening, site, inputs
+    of = readable_pass(core), core.array_reader, site, inputs
     return figures_of(*of, example=example, unit=unit, axis=axis)
 
 
@@ -73,20 +75,20 @@ def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: boo
     called, operation = split_operation(whole)
     by_module = operation and called not in core.view.keys  # a method that has no row
     known = called if operation else site
-    core.known(site_key(parse_key(whole)[0]) if by_module else known, layers=False)
+    core.require_site(site_key(parse_key(whole)[0]) if by_module else known, layers=False)
     if layers and part == "parameter":
         raise InspectorError(
             f"The parameters of all layers of {whole!r} are one array each. Read them as "
             f"values({whole!r}, part='parameter')."
         )
-    found = opened_tree(
-        core.opening.open(readable_pass(core), whole, part, clean=clean), whole, call
+    found = values_of_call(
+        core.array_reader.read(readable_pass(core), whole, part, clean=clean), whole, call
     )
     return jax.tree.map(lambda x: x[layers], found) if layers else found
 
 
 def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
-    site = core.known(request.site)
+    site = core.require_site(request.site)
     found = positions_of(core, site, request.example, request.unit, request.axis)
     message = protocol.Positions(
         id=request.id,
@@ -102,7 +104,7 @@ def positions_message(core: Core, request: protocol.ShowPositions) -> Answer:
         source=found.why_not(site) or readable_pass(core).source,
     )
     answer = message, protocol.buffer_of(*found.figures.values())
-    core.positions[request.site] = answer
+    core.position_answers[request.site] = answer
     return answer
 
 
@@ -118,15 +120,9 @@ def readable_pass(core: Core) -> ReadablePass:
         setting=setting,
         modules={site.key: site.module for site in module_sites(core.model)},
         stacked={call.site: call.stacked for call in core.trace.calls},
-        attends=attentions(core.trace.calls),
+        attends=attention_counts(core.trace.calls),
         passes=core.programs,
         request=request,
         source=f"{of}; a loop is running." if core.looping else f"{of}.",
         sequence=inputs.positions if inputs is not None and inputs.batch == 1 else None,
     )
-
-
-def _source(of: ReadablePass, part: str) -> str:
-    if part == "parameter":
-        return "The model's own Variables, as they were when this was read."
-    return of.source

@@ -13,7 +13,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 forward = nnx.jit(lambda model, x: model(x))
 
 
-class Script:
+class TrainingThread:
     """A loop in a thread that makes passes until it is to end.
 
     Args:

@@ -11,9 +11,8 @@ from flax import nnx
 from inside import inside
 from models import TwoLayers
 
-import nnx_inspector as nni
 from nnx_inspector.findings.findings import Finding
-from nnx_inspector.inspector.diagnosing import Diagnosing
+from nnx_inspector.inspector.diagnosis import Diagnosis
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import findings_message
 
@@ -32,7 +31,7 @@ def finding(site="a", rule="nonfinite", severity="error"):
 
 def diagnosing(monkeypatch, diagnose, publish=lambda message: None, notice=print):
     """A `Diagnosing` that calls `diagnose` in place of the rules."""
-    monkeypatch.setattr("nnx_inspector.inspector.diagnosing.diagnose", lambda recording: diagnose())
+    monkeypatch.setattr("nnx_inspector.inspector.diagnosis.diagnose", lambda recording: diagnose())
     view = types.SimpleNamespace(publish=publish)
     closing = contextlib.ExitStack()
     meter = types.SimpleNamespace(compilations=types.SimpleNamespace(all=list))
@@ -46,7 +45,7 @@ def diagnosing(monkeypatch, diagnose, publish=lambda message: None, notice=print
         step=0,
         looping=False,
     )
-    return Diagnosing(core, types.SimpleNamespace(take_up=lambda: None))
+    return Diagnosis(core, types.SimpleNamespace(record_arrived=lambda: None))
 
 
 def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_more(monkeypatch):
@@ -59,10 +58,10 @@ def test_whoever_asks_never_waits_and_what_comes_meanwhile_is_looked_at_once_mor
         return []
 
     one = diagnosing(monkeypatch, diagnose)
-    one.look()
+    one.start()
     assert begun.wait(60)  # later requests are not part of it
     for _ in range(100):
-        one.look()
+        one.start()
     go.set()
     one.wait()
     assert len(threads) == 2
@@ -74,7 +73,7 @@ def test_the_screen_is_told_of_changes_alone(monkeypatch):
     one = diagnosing(monkeypatch, lambda: list(found), told.append)
 
     def look():
-        one.look()
+        one.start()
         one.wait()
         return [[row.site for row in message.findings] for message in told]
 
@@ -90,7 +89,7 @@ def test_the_screen_is_told_of_changes_alone(monkeypatch):
 
 def test_it_rests_after_it_has_looked_unless_it_is_asked_to_look_now(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr("nnx_inspector.inspector.diagnosing.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("nnx_inspector.inspector.diagnosis.time.monotonic", lambda: clock[0])
     looked = []
 
     def diagnose():
@@ -102,13 +101,13 @@ def test_it_rests_after_it_has_looked_unless_it_is_asked_to_look_now(monkeypatch
     takes = 0.1
     for at, now in [(0.0, False), (1.9, False), (1.95, True), (3.9, False), (3.96, False)]:
         clock[0] = at
-        one.look(now=now)
+        one.start(now=now)
         one.wait()
     assert looked == [0.0, 1.95, 3.96]
     takes = 2.0  # a long search is not followed by the longest pause
     for at, now in [(10.0, True), (16.9, False), (17.1, False)]:
         clock[0] = at
-        one.look(now=now)
+        one.start(now=now)
         one.wait()
     assert looked[3:] == [10.0, 17.1]
 
@@ -125,7 +124,7 @@ def test_what_a_rule_raises_is_told_and_the_next_time_it_looks_again(monkeypatch
     told = []
     one = diagnosing(monkeypatch, diagnose, told.append, lambda *said: failures.append(said))
     for _ in range(2):
-        one.look()
+        one.start()
         one.wait()
     text = "The diagnosis failed: ValueError: a rule is wrong"
     assert failures == [("warning", text)]
@@ -141,16 +140,15 @@ def test_more_than_the_screen_shows_are_counted():
 
 
 @pytest.fixture
-def insp():
-    one = nni.Inspector(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), display=False)
+def insp(inspect):
+    one = inspect(TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)))
     inside(one).view.display_requested = True
-    yield one
-    one.close()
+    return one
 
 
 def test_an_inspector_tells_what_it_finds_in_its_own_passes(insp):
     insp.run(jnp.ones((4, 3)).at[0, 0].set(jnp.nan))
-    inside(insp).diagnosing.wait()
+    inside(insp).diagnosis.wait()
     message = inside(insp).view.last_message("findings")
     assert (message.findings[0].rule, message.findings[0].site) == ("nonfinite", "a")
     assert [row.what for row in message.findings] == [one.what for one in insp.findings]
@@ -160,7 +158,7 @@ def test_and_in_a_watched_loop(insp):
     step = nnx.jit(lambda model, x: model(x).sum())
     for x in insp.watch([jnp.ones((4, 3)), jnp.full((4, 3), jnp.nan)], every=1):
         step(insp.model, x)
-    inside(insp).diagnosing.wait()
+    inside(insp).diagnosis.wait()
     assert inside(insp).view.last_message("findings").findings[0].rule == "nonfinite"
 
 
@@ -171,23 +169,22 @@ def test_a_metric_that_is_not_finite_is_told_before_the_next_measured_step(insp)
         step(insp.model, x)
         insp.metrics(loss=float("nan") if i == 2 else 1.0)
         if i == 3:  # the metrics of a step are taken when it ends
-            inside(insp).diagnosing.wait()
+            inside(insp).diagnosis.wait()
             told += inside(insp).view.last_message("findings").findings
     (row,) = [row for row in told if row.rule == "metrics"]
     assert row.step == 2
     assert "'loss' was NaN in 1 of 3 values, first at step 2" in row.what
 
 
-def test_another_thread_takes_no_pass_out_of_a_step_that_may_still_run():
+def test_another_thread_takes_no_pass_out_of_a_step_that_may_still_run(inspect):
     """It would take half of the pass: the gradients are still to come."""
     model, nans = TwoLayers(nnx.Rngs(0)), jnp.full((5, 3), jnp.nan)
-    insp = nni.Inspector(model, jnp.ones((5, 3)), display=False)
+    insp = inspect(model, jnp.ones((5, 3)))
     step = nnx.jit(nnx.value_and_grad(lambda model, x: model(x).sum()))
     for x in insp.watch([nans]):
         jax.block_until_ready(step(model, x))
-        other = threading.Thread(target=inside(insp).loops.take_up)
+        other = threading.Thread(target=inside(insp).loops.record_arrived)
         other.start()
         other.join()
         assert len(insp.recording) == 0
     assert insp.recording.summary("a", "gradient").nan
-    insp.close()

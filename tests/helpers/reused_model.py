@@ -11,7 +11,7 @@ from flax import nnx
 import nnx_inspector as nni
 
 
-class Reused:
+class ReusedModel:
     """A model, and an inspector that keeps what other inspectors of it compile.
 
     Each test makes an inspector of its own, with a recording and handles of its own.
@@ -24,7 +24,7 @@ class Reused:
         every = [one for _, one in nnx.iter_graph(model) if isinstance(one, nnx.Variable)]
         self._values = [(one, copied(one.get_raw_value())) for one in every]
 
-    def as_made(self) -> Any:
+    def reset(self) -> Any:
         """The model with the attributes and values that it had at first."""
         for one, attributes in self._attributes:
             vars(one).clear()

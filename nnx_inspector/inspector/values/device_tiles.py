@@ -25,43 +25,45 @@ UNROLLED = 64
 """The most lines combined in one expression; more lines are first halved."""
 
 
-class OnDevice:
+class DeviceTiles:
     """Reduces tiles of jax's arrays, in the array's own precision; see `Tiles`."""
 
     def figures(self, x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
-        return _tile(x, starts, tile=tile)
+        return _reduce_tile(x, starts, tile=tile)
 
     def fetch(self, figures: object) -> dict[str, np.ndarray]:
         return jax.device_get(figures)
 
     def part(self, x: jax.Array, starts: object, sizes: tuple[int, ...]) -> np.ndarray:
-        host = np.asarray(_sliced(x, starts, sizes=sizes))
+        host = np.asarray(_slice(x, starts, sizes=sizes))
         if host.dtype.kind not in "iu" and jnp.issubdtype(host.dtype, jnp.integer):
             return host.astype(np.int64)  # of fewer than 8 bits
         return host
 
 
-ON_DEVICE = OnDevice()
+DEVICE_TILES = DeviceTiles()
 
 
 @functools.partial(jax.jit, static_argnames="tile")
 @with_auto_sharding
-def _tile(x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
+def _reduce_tile(x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Array]:
     """The figures of the fine blocks of one tile, or the values of the tile."""
     part = to_tile_axes(lax.dynamic_slice(x, list(starts), tile.sizes), tile.axes)
-    value = _reals(part, tile.component)
+    value = _real_part(part, tile.component)
     if tile.fine is None:
         return {"value": value}
     return (_careful_figures if tile.careful else _figures)(value, tile.fine)
 
 
-def _reals(x: jax.Array, component: Component) -> jax.Array:
+def _real_part(x: jax.Array, component: Component) -> jax.Array:
     if not jnp.issubdtype(x.dtype, jnp.complexfloating):
         return real_values(x)
     return {"real": jnp.real, "imag": jnp.imag}.get(component, real_values)(x)
 
 
-def _over(pair: Function, value: jax.Array, fill: object, fine: tuple[int, int]) -> jax.Array:
+def _reduce_blocks(
+    combine: Function, value: jax.Array, fill: object, fine: tuple[int, int]
+) -> jax.Array:
     """A reduction of every fine block, `[tiles, rows, columns]`; `fill` completes the blocks at the
     ends.
 
@@ -72,21 +74,21 @@ def _over(pair: Function, value: jax.Array, fill: object, fine: tuple[int, int])
     up, across = -(-rows // fine[0]), -(-columns // fine[1])
     ends = (0, up * fine[0] - rows, 0), (0, across * fine[1] - columns, 0)
     padded = lax.pad(value, jnp.asarray(fill, value.dtype), ((0, 0, 0), *ends))
-    lines = _fold(pair, padded.reshape(tiles, up, fine[0], -1), 2)
+    lines = _reduce_axis(combine, padded.reshape(tiles, up, fine[0], -1), 2)
     width = math.gcd(fine[1], LINE)
     parts = lax.optimization_barrier(lines).reshape(tiles, up, across, -1, width)
-    return _fold(pair, lax.optimization_barrier(_fold(pair, parts, 3)), 3)
+    return _reduce_axis(combine, lax.optimization_barrier(_reduce_axis(combine, parts, 3)), 3)
 
 
-def _fold(pair: Function, value: jax.Array, axis: int) -> jax.Array:
+def _reduce_axis(combine: Function, value: jax.Array, axis: int) -> jax.Array:
     """A reduction along one axis, pair by pair; six times faster on a CPU than XLA's own."""
     while (length := value.shape[axis]) > UNROLLED:
         half = length // 2
         low, high, last = jnp.split(value, [half, 2 * half], axis)
-        value = jnp.concatenate([pair(low, high), last], axis)
+        value = jnp.concatenate([combine(low, high), last], axis)
     parts = [lax.index_in_dim(value, i, axis, keepdims=False) for i in range(length)]
     while len(parts) > 1:
-        paired = [pair(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
+        paired = [combine(a, b) for a, b in zip(parts[::2], parts[1::2], strict=False)]
         parts = paired + parts[2 * len(paired) :]
     return parts[0]
 
@@ -99,9 +101,9 @@ def _figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
         sums = jnp.float64 if value.dtype.itemsize == 8 else jnp.float32
         least, most = jnp.iinfo(value.dtype).min, jnp.iinfo(value.dtype).max
     return {
-        "sum": _over(jnp.add, value.astype(sums), 0, fine),
-        "low": _over(jnp.minimum, value, most, fine),
-        "high": _over(jnp.maximum, value, least, fine),
+        "sum": _reduce_blocks(jnp.add, value.astype(sums), 0, fine),
+        "low": _reduce_blocks(jnp.minimum, value, most, fine),
+        "high": _reduce_blocks(jnp.maximum, value, least, fine),
     }
 
 
@@ -114,20 +116,20 @@ def _careful_figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.A
     factor = jnp.where(huge, 2.0**-14, 1).astype(value.dtype)  # exact: a power of two
     out = _figures(inside * factor, fine)
     out["factor"] = factor
-    out["low"] = _over(jnp.minimum, jnp.where(finite, value, jnp.inf), jnp.inf, fine)
-    out["high"] = _over(jnp.maximum, jnp.where(finite, value, -jnp.inf), -jnp.inf, fine)
+    out["low"] = _reduce_blocks(jnp.minimum, jnp.where(finite, value, jnp.inf), jnp.inf, fine)
+    out["high"] = _reduce_blocks(jnp.maximum, jnp.where(finite, value, -jnp.inf), -jnp.inf, fine)
     for name, is_so in (
         ("nan", jnp.isnan(value)),
         ("posinf", value == jnp.inf),
         ("neginf", value == -jnp.inf),
     ):
-        out[name] = _over(jnp.add, is_so.astype(jnp.int32), 0, fine).astype(jnp.uint16)
+        out[name] = _reduce_blocks(jnp.add, is_so.astype(jnp.int32), 0, fine).astype(jnp.uint16)
     return out
 
 
 @functools.partial(jax.jit, static_argnames=("sizes",))
 @with_auto_sharding
-def _sliced(x: jax.Array, starts: Value, *, sizes: tuple[int, ...]) -> jax.Array:
+def _slice(x: jax.Array, starts: Value, *, sizes: tuple[int, ...]) -> jax.Array:
     return lax.dynamic_slice(x, list(starts), sizes)
 
 

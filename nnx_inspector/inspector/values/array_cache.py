@@ -1,4 +1,4 @@
-"""The arrays that were opened last, kept on the device as long as there is room.
+"""The arrays that were read last, kept on the device as long as there is room.
 
 Invariant: there are at most MOST_SETS sets with MOST_BYTES together, except that the newest set is
 kept whatever its size; asking for a dropped array is an error, never another array. Makes no pass
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.inspector.values.blocks import norms
+from nnx_inspector.inspector.values.device_tiles import norms
 from nnx_inspector.typing import PyTree, Value
 
 MOST_BYTES = 1 << 30
@@ -26,7 +26,7 @@ MOST_SETS = 6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Held:
+class SiteArray:
     """One array.
 
     Attributes:
@@ -42,7 +42,7 @@ class Held:
     axes: tuple[str, ...]
 
 
-class Moment:
+class Sources:
     """The sources that some arrays were computed from, without keeping them alive.
 
     Args:
@@ -54,7 +54,7 @@ class Moment:
         self._what = what
         self._references = [_reference(x) for x in arrays]
 
-    def is_like(self, what: tuple[object, ...], arrays: Sequence[object]) -> bool:
+    def match(self, what: tuple[object, ...], arrays: Sequence[object]) -> bool:
         """Whether the sources are the same: the identical arrays, none written to since."""
         if len(arrays) != len(self._references) or len(what) != len(self._what):
             return False
@@ -72,7 +72,7 @@ def _reference(x: object) -> weakref.ref[jax.Array] | None:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Opened:
+class ArraySet:
     """The arrays of one part of one site.
 
     Attributes:
@@ -80,8 +80,8 @@ class Opened:
         notes: notes about them for the user.
     """
 
-    moment: Moment
-    arrays: tuple[Held, ...]
+    sources: Sources
+    arrays: tuple[SiteArray, ...]
     tree: tuple[PyTree, ...]
     notes: tuple[str, ...] = ()
     norms: dict[tuple[int, int], jax.Array] = dataclasses.field(default_factory=dict)
@@ -89,34 +89,34 @@ class Opened:
     @property
     def bytes(self) -> int:
         derived = sum(x.nbytes for x in self.norms.values())
-        return derived + sum(held.value.nbytes for held in self.arrays)
+        return derived + sum(array.value.nbytes for array in self.arrays)
 
 
 class ArrayCache:
-    """The sets of opened arrays. Any thread may use it."""
+    """The sets of arrays. Any thread may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sets: list[Opened] = []  # the newest last
+        self._sets: list[ArraySet] = []  # the newest last
         self._numbers = itertools.count(1)
 
     def next_number(self) -> int:
         return next(self._numbers)
 
-    def put(self, opened: Opened) -> None:
+    def put(self, arrays: ArraySet) -> None:
         """Keep a set as the newest one, and the older ones that there is room for."""
         with self._lock:
-            self._sets = [one for one in self._sets if one is not opened] + [opened]
+            self._sets = [one for one in self._sets if one is not arrays] + [arrays]
             while len(self._sets) > 1 and (
                 len(self._sets) > MOST_SETS or sum(s.bytes for s in self._sets) > MOST_BYTES
             ):
                 self._sets.pop(0)
 
-    def find(self, what: tuple[object, ...], arrays: Sequence[object]) -> Opened | None:
+    def find(self, what: tuple[object, ...], arrays: Sequence[object]) -> ArraySet | None:
         """The set that was computed from these sources, if it is still kept."""
         with self._lock:
             for one in self._sets:
-                if one.moment.is_like(what, arrays):
+                if one.sources.match(what, arrays):
                     return one
             return None
 
@@ -127,28 +127,28 @@ class ArrayCache:
             InspectorError: it is no longer kept, or was donated since.
             ValueError: the array has no such axis, or its values have no norm.
         """
-        opened, held = self._held(number)
-        if held.value.is_deleted():
+        found, array = self._find(number)
+        if array.value.is_deleted():
             raise InspectorError(
-                f"{held.name or 'This array'} was donated to a training step since it was read. "
+                f"{array.name or 'This array'} was donated to a training step since it was read. "
                 f"Read it again."
             )
         if norm_over == -1:
-            return held.value
-        if not 0 <= norm_over < held.value.ndim:
-            raise ValueError(f"An array of shape {held.value.shape} has no axis {norm_over}.")
+            return array.value
+        if not 0 <= norm_over < array.value.ndim:
+            raise ValueError(f"An array of shape {array.value.shape} has no axis {norm_over}.")
         key = (number, norm_over)
-        if key not in opened.norms:
-            opened.norms[key] = norms(held.value, norm_over)
-            self.put(opened)
-        return opened.norms[key]
+        if key not in found.norms:
+            found.norms[key] = norms(array.value, norm_over)
+            self.put(found)
+        return found.norms[key]
 
-    def _held(self, number: int) -> tuple[Opened, Held]:
+    def _find(self, number: int) -> tuple[ArraySet, SiteArray]:
         with self._lock:
             for one in self._sets:
-                for held in one.arrays:
-                    if held.number == number:
-                        return one, held
+                for array in one.arrays:
+                    if array.number == number:
+                        return one, array
         raise InspectorError(
             "These values are no longer kept: others were opened since. Read them again."
         )

@@ -22,13 +22,13 @@ import numpy as np
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import Selection, split_operation
 from nnx_inspector.inspector.passes.call import Call
-from nnx_inspector.inspector.passes.programs import (
+from nnx_inspector.inspector.passes.owned_passes import (
     Inputs,
     OwnedPasses,
     Program,
-    entered,
-    inputs_of,
-    under,
+    pass_environment,
+    program_inputs,
+    stage_with_setting,
 )
 from nnx_inspector.perturbations.places import Setting
 from nnx_inspector.program.analysis.cost import available_bytes
@@ -43,12 +43,12 @@ from nnx_inspector.typing import Array, Function, PyTree, Value
 
 GRADIENT = "gradient"
 Part = Literal["output", "input", "gradient"]
-PROGRAMS = 12
+MOST_PROGRAMS = 12
 """The most programs that are kept, the last used ones."""
 
 
 @dataclasses.dataclass(frozen=True)
-class CallValues:
+class CallArrays:
     """The kept values of one call of the site.
 
     Attributes:
@@ -80,7 +80,7 @@ class CallValues:
 
 @jax.tree_util.register_static
 @dataclasses.dataclass(frozen=True)
-class _Form:
+class _CallLayouts:
     """What a program found besides arrays: structure, vmaps, loops and members of each call."""
 
     calls: tuple[tuple[Structure, tuple[int, ...], int, bool], ...]
@@ -95,7 +95,7 @@ class ValuePasses:
 
     def run(
         self, call: Call, setting: Setting, *, site: str, part: Part, passes: OwnedPasses
-    ) -> list[CallValues]:
+    ) -> list[CallArrays]:
         """Make a pass, and keep the values of each call of a site.
 
         Args:
@@ -104,7 +104,7 @@ class ValuePasses:
         Raises:
             InspectorError: the values need more memory than is free.
         """
-        with under(call.configuration):
+        with pass_environment(call.configuration):
             known, parts, keys = passes.tracing(call), call.parts, passes.keys
             selection = passes.selection
             if split_operation(site)[1] and not selection.matches_key(site):
@@ -112,22 +112,22 @@ class ValuePasses:
             key = (site, part, *parts.key, keys, setting.places, known)
             with self._lock:
                 if key not in self._programs:
-                    what = parts.form, setting.places, keys, selection, known
+                    what = parts.structure, setting.places, keys, selection, known
                     received = [site] if part == INPUT else []
-                    enter = functools.partial(entered, *what, received)
+                    enter = functools.partial(stage_with_setting, *what, received)
                     made = self._program(enter, site, part)
                     self._programs[key] = made
                 program = self._programs[key]
                 self._programs.move_to_end(key)
-                while len(self._programs) > PROGRAMS:
+                while len(self._programs) > MOST_PROGRAMS:
                     self._programs.popitem(last=False)
-            inputs = inputs_of(parts, setting, keys)
+            inputs = program_inputs(parts, setting, keys)
             if not program.ran_eagerly:
-                _check_room(program, inputs, site, part)
+                _check_memory(program, inputs, site, part)
             arrays, ran, forms = program(*inputs)
             ran = jax.device_get(ran)
         return [
-            CallValues(values, structure, mapped, loops, members, np.asarray(times))
+            CallArrays(values, structure, mapped, loops, members, np.asarray(times))
             for values, times, (structure, mapped, loops, members) in zip(
                 arrays, ran, forms.calls, strict=True
             )
@@ -140,25 +140,31 @@ class ValuePasses:
             with enter(given) as (stage, inputs, plan, _):
                 plan = dataclasses.replace(plan, summarise=False, keep=keep)
                 if part == GRADIENT:
-                    found = _gradients(stage, inputs, plan, site)
+                    found = _gradients_of_calls(stage, inputs, plan, site)
                 else:
-                    found = _kept(stage, inputs, plan, site, part)
+                    found = _values_of_calls(stage, inputs, plan, site, part)
             calls = tuple(
                 (mark.structure, tuple(map(len, mark.mapped)), ran.ndim, mark.members > 0)
                 for mark, _, ran in found
             )
-            return [values for _, values, _ in found], [ran for *_, ran in found], _Form(calls)
+            return (
+                [values for _, values, _ in found],
+                [ran for *_, ran in found],
+                _CallLayouts(calls),
+            )
 
         return Program(program)
 
 
-_Found = list[tuple[Mark, list[Value], Array]]
+_MarkedValues = list[tuple[Mark, list[Value], Array]]
 """The mark of each call, its values, and how often it took place."""
 
 
-def _kept(stage: StagedCall, inputs: list[Value], plan: Plan, site: str, part: Part) -> _Found:
+def _values_of_calls(
+    stage: StagedCall, inputs: list[Value], plan: Plan, site: str, part: Part
+) -> _MarkedValues:
     _, seen = stage.evaluate(inputs, plan=plan)
-    found: _Found = []
+    found: _MarkedValues = []
     entered: list[tuple[int, tuple[Mark, list[Value], Array]]] = []
     for mark, _, one in stage.survey.walk(seen):
         if one is None or mark.site != site:
@@ -176,10 +182,12 @@ def _kept(stage: StagedCall, inputs: list[Value], plan: Plan, site: str, part: P
 # ------------------------------------------------------------------ gradients
 
 
-def _gradients(stage: StagedCall, inputs: list[Value], plan: Plan, site: str) -> _Found:
+def _gradients_of_calls(
+    stage: StagedCall, inputs: list[Value], plan: Plan, site: str
+) -> _MarkedValues:
     of = lambda mark: mark.part == OUTPUT and mark.site == site  # noqa: E731
     _, seen, gradients, _ = backward_pass(stage, inputs, plan, of=of)
-    found: _Found = []
+    found: _MarkedValues = []
     for mark, _, one, back in stage.survey.walk(seen, gradients):
         if one is not None and of(mark):
             every = back or [None] * len(mark.avals)
@@ -188,7 +196,7 @@ def _gradients(stage: StagedCall, inputs: list[Value], plan: Plan, site: str) ->
     return found
 
 
-def _check_room(program: Program, inputs: Inputs, site: str, part: str) -> None:
+def _check_memory(program: Program, inputs: Inputs, site: str, part: str) -> None:
     """Raise an error if the values do not fit. The sizes of an eager call are not known before."""
     try:
         arrays = program.compiled.eval_shape(*inputs)[0]
@@ -196,10 +204,6 @@ def _check_room(program: Program, inputs: Inputs, site: str, part: str) -> None:
         if not why_untraceable(error):
             raise
         return
-    _require_room(arrays, site, part)
-
-
-def _require_room(arrays: object, site: str, part: str) -> None:
     needed = sum(math.prod(x.shape) * x.dtype.itemsize for x in jax.tree.leaves(arrays))
     there_is = available_bytes(jax.devices()[0])
     if needed > there_is:

@@ -26,7 +26,7 @@ from nnx_inspector.errors import add_note
 from nnx_inspector.findings.facts import facts_of_modules, facts_of_stage
 from nnx_inspector.hooks.hook import without_watching
 from nnx_inspector.hooks.sites import Selection, module_sites
-from nnx_inspector.inspector.passes.call import Call, Form, Parts, blank
+from nnx_inspector.inspector.passes.call import Call, CallParts, CallStructure, without_arrays
 from nnx_inspector.perturbations.apply_setting import (
     are_random,
     check_parts,
@@ -59,7 +59,7 @@ from nnx_inspector.typing import Function, GraphDef, PyTree, Value
 
 
 @dataclasses.dataclass(frozen=True)
-class OfUnits:
+class UnitPass:
     """A forward pass that measures the units of some sites' outputs, and nothing else."""
 
     sites: tuple[str, ...]
@@ -67,7 +67,7 @@ class OfUnits:
 
 
 T = TypeVar("T")
-Kind = Literal["pass", "compare"] | OfUnits
+Kind = Literal["pass", "compare"] | UnitPass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,14 +127,14 @@ Inputs = tuple[PyTree, ...]
 """The leaves of the model, the arguments' arrays, the rows' numbers, and the places' data."""
 
 
-def inputs_of(parts: Parts, setting: Setting, keys: Sequence[str]) -> Inputs:
+def program_inputs(parts: CallParts, setting: Setting, keys: Sequence[str]) -> Inputs:
     numbers = rows_of(keys, setting.rows)
     return parts.leaves, parts.arrays, numbers, setting.data
 
 
 @contextlib.contextmanager
-def entered(
-    form: Form,
+def stage_with_setting(
+    structure: CallStructure,
     places: Sequence[Place],
     keys: Sequence[str],
     selection: Selection,
@@ -156,9 +156,9 @@ def entered(
         numbers of their inputs.
     """
     leaves, arrays, numbers, data = inputs
-    call = form.call(leaves, arrays)
+    call = structure.call(leaves, arrays)
     received = (*received, *(s for place in places if place.at == INPUT for s in place.sites))
-    hooks, roots = marking_hooks_for(selection, received, form.entry.where), {(): call.model}
+    hooks, roots = marking_hooks_for(selection, received, structure.entry.where), {(): call.model}
     known = known and known.with_inputs_of(received)
     with stage_call(*call.function(), hooks, roots=roots, may_run=True, known=known) as stage:
         replaced = perturbed_parameters(stage, parameter_rules(places, data))
@@ -169,19 +169,19 @@ def entered(
 
 
 @contextlib.contextmanager
-def under(configuration: Configuration) -> Generator[None]:
+def pass_environment(configuration: Configuration) -> Generator[None]:
     """The settings under which one of our own passes is traced and runs, in any thread."""
     with configuration.applied(), unchecked_jit(), without_watching():
         yield
 
 
-MOST_KEPT = 8
-"""The most forms of a call whose programs are kept: each new lambda as a loss is a form."""
+MOST_STRUCTURES = 8
+"""The most structures whose programs are kept: each new lambda as a loss makes one."""
 
 
 @dataclasses.dataclass(eq=False)
-class _OfForm:
-    """What was traced and compiled of calls of one form, each by all else that it depends on."""
+class _Programs:
+    """What was traced and compiled for one structure, each by all else that it depends on."""
 
     programs: dict[Hashable, Program] = dataclasses.field(default_factory=lambda: {})
     tracings: dict[Hashable, CachedTrace] = dataclasses.field(default_factory=lambda: {})
@@ -190,38 +190,38 @@ class _OfForm:
 
 
 @dataclasses.dataclass(eq=False)
-class _Made:
-    """What was traced and compiled of one model, by the form of the call; the one used last, last.
+class _ModelPrograms:
+    """What was traced and compiled of one model, by the structure of the call, the last used last.
 
     A program keeps the loss function of its call, and what that closes over. So only those of the
-    MOST_KEPT forms used last are kept.
+    MOST_STRUCTURES used last are kept.
     """
 
     model: weakref.ref[nnx.Module] | None
-    forms: dict[Hashable, _OfForm] = dataclasses.field(default_factory=lambda: {})
+    by_structure: dict[Hashable, _Programs] = dataclasses.field(default_factory=lambda: {})
     same: dict[Hashable, Hashable] = dataclasses.field(default_factory=lambda: {})
     lock: threading.RLock = dataclasses.field(default_factory=threading.RLock)
 
-    def of(self, key: object) -> _OfForm:
+    def of_key(self, key: object) -> _Programs:
         with self.lock:
-            found = self.forms[key] = self.forms.pop(key, None) or _OfForm()
-            while len(self.forms) > MOST_KEPT:
-                gone = next(iter(self.forms))
-                del self.forms[gone]
+            found = self.by_structure[key] = self.by_structure.pop(key, None) or _Programs()
+            while len(self.by_structure) > MOST_STRUCTURES:
+                gone = next(iter(self.by_structure))
+                del self.by_structure[gone]
                 self.same = {after: known for after, known in self.same.items() if known != gone}
             return found
 
 
-_made: weakref.WeakValueDictionary[tuple[int, Selection], _Made] = weakref.WeakValueDictionary()
+_BY_MODEL = weakref.WeakValueDictionary[tuple[int, Selection], _ModelPrograms]()
 """By the model's identity, as long as an inspector has it."""
 
 
-def _made_for(model: nnx.Module | None, selection: Selection) -> _Made:
+def _programs_for(model: nnx.Module | None, selection: Selection) -> _ModelPrograms:
     if model is None:
-        return _Made(None)
-    found = _made.get((id(model), selection))
+        return _ModelPrograms(None)
+    found = _BY_MODEL.get((id(model), selection))
     if found is None or found.model is None or found.model() is not model:
-        found = _made[id(model), selection] = _Made(weakref.ref(model))
+        found = _BY_MODEL[id(model), selection] = _ModelPrograms(weakref.ref(model))
     return found
 
 
@@ -232,7 +232,7 @@ class OwnedPasses:
         model: the model; all its inspectors with this selection share their programs.
 
     Attributes:
-        waits: called with a name and what a caller waits for, in words; "" when that is ready.
+        on_wait: called with a name and what a caller waits for, in words; "" when that is ready.
     """
 
     def __init__(
@@ -240,10 +240,10 @@ class OwnedPasses:
     ):
         self.keys = keys
         self.selection = selection
-        self._made = _made_for(model, selection)
-        self.waits: Callable[[str, str], object] = lambda who, what: None
+        self._cache = _programs_for(model, selection)
+        self.on_wait: Callable[[str, str], object] = lambda who, what: None
 
-    def extend(self, keys: Iterable[str]) -> None:
+    def add_keys(self, keys: Iterable[str]) -> None:
         """Give more sites a row."""
         self.keys = tuple(dict.fromkeys((*self.keys, *keys)))
 
@@ -259,13 +259,13 @@ class OwnedPasses:
     ) -> CachedTrace | None:
         """The tracing of a call, made once; None for an eager call. `read` gets a new one."""
         shapes = _avals((call.parts.leaves, call.parts.arrays))
-        with self._made.lock, under(call.configuration):
+        with self._cache.lock, pass_environment(call.configuration):
             if shapes is None or self._is_eager(call):
                 return None
-            key, of = (jit.trace_context(), *jax.tree.leaves(shapes)), self._of(call)
+            key, of = (jit.trace_context(), *jax.tree.leaves(shapes)), self._programs_of(call)
             if key not in of.tracings:
                 try:
-                    with self._staged(call.in_modes, runs=False) as stage:
+                    with self._stage(call.in_modes, runs=False) as stage:
                         found = stage.tracing
                         if found is not None:
                             read(stage)
@@ -277,10 +277,10 @@ class OwnedPasses:
                     of.eager = True
                 else:
                     of.tracings[key] = found
-                self._has_traced(call)
+                self._alias_key(call)
             return of.tracings.get(key)
 
-    def _staged(
+    def _stage(
         self, call: Call, known: CachedTrace | None = None, *, runs: bool = True
     ) -> contextlib.AbstractContextManager[StagedCall]:
         function, args, kwargs = call.function()
@@ -302,7 +302,7 @@ class OwnedPasses:
         if found:  # it need not be staged again
             return found[0]
         shown = call.copied() if known is None and call.switches else call.in_modes
-        with under(call.configuration), self._staged(shown, known) as stage:
+        with pass_environment(call.configuration), self._stage(shown, known) as stage:
             return read(stage)
 
     def facts(self, call: Call) -> Facts:
@@ -312,17 +312,17 @@ class OwnedPasses:
     def facts_reader(self, call: Call) -> Callable[[], Facts]:
         """What returns, at any time, the facts of the model as it is now, and of a pass over it."""
         known, parts, configuration = self.tracing(call), call.parts, call.configuration
-        of, form = self._of(call), parts.form
-        of_stage = functools.partial(facts_of_stage, is_loss=form.loss_fn is not None)
+        of, structure = self._programs_of(call), parts.structure
+        of_stage = functools.partial(facts_of_stage, is_loss=structure.loss_fn is not None)
         if known is None and of.facts is None:
             # no need to run an eager call: there is no program to read from
             of.facts = facts_of_modules(call.model) if of.eager else self.read(call, of_stage)
         shapes = _avals((parts.leaves, parts.arrays))
 
         def read() -> Facts:
-            with self._made.lock, under(configuration):
+            with self._cache.lock, pass_environment(configuration):
                 if of.facts is None:
-                    with self._staged(form.call(*shapes), known) as stage:
+                    with self._stage(structure.call(*shapes), known) as stage:
                         of.facts = of_stage(stage)
                 return of.facts
 
@@ -334,20 +334,20 @@ class OwnedPasses:
 
     def units(self, call: Call, setting: Setting, *sites: str, axis: int = -1) -> Record:
         """The record of a forward pass with figures for each unit of these sites."""
-        return jax.device_get(self._run(OfUnits(sites, axis), call, setting))
+        return jax.device_get(self._run(UnitPass(sites, axis), call, setting))
 
-    def missing(
+    def missing_program(
         self, kind: Kind, call: Call, setting: Setting
     ) -> Callable[[Callable[[], bool]], None] | None:
         """A function that compiles a missing program of this kind on any thread, or None."""
         configuration = call.configuration
-        with under(configuration):
-            program, _, avals = self._prepared(kind, call, setting)
+        with pass_environment(configuration):
+            program, _, avals = self._prepare(kind, call, setting)
         if program.ready or self._is_eager(call):
             return None  # an eager call is not compiled ahead
 
         def compile_it(is_over: Callable[[], bool]) -> None:
-            with program.lock, under(configuration):
+            with program.lock, pass_environment(configuration):
                 if not program.ready:
                     lowered = program.compiled.lower(*avals)
                     if not is_over():
@@ -358,26 +358,26 @@ class OwnedPasses:
 
     def _run(self, kind: Kind, call: Call, setting: Setting) -> PyTree:
         try:
-            with under(call.configuration):
+            with pass_environment(call.configuration):
                 known = self.tracing(call)
                 if known is not None:
                     check_parts(known.survey, setting)
-                program, inputs, _ = self._prepared(kind, call, setting)
+                program, inputs, _ = self._prepare(kind, call, setting)
                 if self._is_eager(call):
                     return program.function(*inputs)
                 if program.ready:
                     return program(*inputs)
-                what = "units" if isinstance(kind, OfUnits) else kind
-                self.waits("run", f"compiling the {'effect' if what == 'compare' else what}")
+                what = "units" if isinstance(kind, UnitPass) else kind
+                self.on_wait("run", f"compiling the {'effect' if what == 'compare' else what}")
                 try:
                     with program.lock:
                         out = program(*inputs)
                         program.ready = not program.ran_eagerly
                 finally:
-                    self.waits("run", "")
-                self._has_traced(call)
+                    self.on_wait("run", "")
+                self._alias_key(call)
                 if program.ran_eagerly:
-                    self._of(call).eager = True
+                    self._programs_of(call).eager = True
                 return out
         except Exception as error:
             if call.switches:
@@ -385,42 +385,42 @@ class OwnedPasses:
             raise
 
     def _key_of(self, call: Call) -> Hashable:
-        return self._made.same.get(call.parts.key, call.parts.key)
+        return self._cache.same.get(call.parts.key, call.parts.key)
 
-    def _of(self, call: Call) -> _OfForm:
-        return self._made.of(self._key_of(call))
+    def _programs_of(self, call: Call) -> _Programs:
+        return self._cache.of_key(self._key_of(call))
 
     def _is_eager(self, call: Call) -> bool:
-        return self._of(call).eager
+        return self._programs_of(call).eager
 
-    def _has_traced(self, call: Call) -> None:
+    def _alias_key(self, call: Call) -> None:
         """Let a call's key stay valid: tracing may change it, by counting calls, say."""
         known, after = self._key_of(call), dataclasses.replace(call).parts.key
         if after != known:
-            self._made.same[after] = known
+            self._cache.same[after] = known
 
-    def _prepared(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, PyTree]:
+    def _prepare(self, kind: Kind, call: Call, setting: Setting) -> tuple[Program, Inputs, PyTree]:
         known, parts = self.tracing(call), call.parts
-        inputs = inputs_of(parts, setting, self.keys)
+        inputs = program_inputs(parts, setting, self.keys)
         avals = _avals(inputs)
-        with self._made.lock:
-            programs, code = self._of(call).programs, (kind, self.keys, setting.places)
+        with self._cache.lock:
+            programs, code = self._programs_of(call).programs, (kind, self.keys, setting.places)
             key = (*code, jit.trace_context(), *jax.tree.leaves(avals))
             if key not in programs:
-                function = self._function(kind, parts.form, setting, known)
+                function = self._function(kind, parts.structure, setting, known)
                 programs[key] = Program(function, ready=avals is None)
             return programs[key], inputs, avals
 
     def _function(
-        self, kind: Kind, form: Form, setting: Setting, known: CachedTrace | None
+        self, kind: Kind, structure: CallStructure, setting: Setting, known: CachedTrace | None
     ) -> Function:
-        what = form, setting.places, self.keys, self.selection, known, ()
+        what = structure, setting.places, self.keys, self.selection, known, ()
 
         def program(*given: object) -> PyTree:
-            with entered(*what, given) as (stage, inputs, plan, replaced):
+            with stage_with_setting(*what, given) as (stage, inputs, plan, replaced):
                 if kind == "compare":
-                    return differences(stage, inputs, plan, root=form.entry.site)
-                if isinstance(kind, OfUnits):
+                    return differences(stage, inputs, plan, root=structure.entry.site)
+                if isinstance(kind, UnitPass):
                     keep = Keep(units=kind.axis, parts=(OUTPUT,), sites=kind.sites)
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     seen = stage.evaluate(inputs, plan=plan)[1]
@@ -428,27 +428,30 @@ class OwnedPasses:
                 keep = Keep(values=gauge, parts=(OUTPUT,), counts=True)
                 plan = dataclasses.replace(plan, keep=keep)
                 held, grads = floats_of(stage), dict[int, Value]()
-                if form.loss_fn is None:
+                if structure.loss_fn is None:
                     (out, seen), cotangents = stage.evaluate(inputs, plan=plan), None
                 else:
-                    out, seen, cotangents, grads = _graded(stage, inputs, plan, held)
+                    out, seen, cotangents, grads = _run_with_gradients(stage, inputs, plan, held)
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 own = measure_parameters(stage, grads, inputs=inputs)
                 record = record_of(stage, seen, cotangents, parameters=own)
                 states = {path: sampled(inputs[i]) for path, (i, _) in held.items()}
                 # every array must vary: labels may vary while the model's inputs do not
                 states[VARIED] = varied(stage.arrays, each=True)
-                if form.entry.where is None:  # else it is known what padding is
-                    states |= _ids(stage, inputs, held)
+                if structure.entry.where is None:  # else it is known what padding is
+                    states |= _embedded_ids(stage, inputs, held)
             returned = Arguments.of(value).without_numpy()
             nodes, held_by_nodes = nnx.split(returned.take(returned.nodes), graph=True)
-            structure = _Returned(dataclasses.replace(returned, leaves=blank(returned)), nodes)
-            return (returned.take(returned.arrays), held_by_nodes), record, states, structure
+            empty = dataclasses.replace(returned, leaves=without_arrays(returned))
+            out = returned.take(returned.arrays), held_by_nodes
+            return out, record, states, _Returned(empty, nodes)
 
         return program
 
 
-def _ids(stage: StagedCall, inputs: Sequence[Value], held: Collection[str]) -> dict[str, Value]:
+def _embedded_ids(
+    stage: StagedCall, inputs: Sequence[Value], held: Collection[str]
+) -> dict[str, Value]:
     """What embeddings receive just as it is given, by `IDS` and the path of their parameter."""
     every = [] if stage.eager else module_sites(stage.roots[()])
     sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
@@ -464,7 +467,7 @@ def _ids(stage: StagedCall, inputs: Sequence[Value], held: Collection[str]) -> d
     return out
 
 
-def _graded(
+def _run_with_gradients(
     stage: StagedCall, inputs: list[Value], plan: Plan, held: Mapping[str, tuple[int, bool]]
 ) -> tuple[list[Value], list[Value], PyTree, dict[int, Value]]:
     """The outputs, the seen values, the activations' gradients, and the parameters' by input

@@ -102,7 +102,7 @@ _function = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Frame))(_called)
 jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_function), platform="cpu")
 
 
-class Held:
+class Blocking:
     """Returns its input, `MANY` values or more, once it is let go.
 
     Attributes:

@@ -11,21 +11,19 @@ from flax import nnx
 from inside import inside
 from models import TwoLayers
 
-import nnx_inspector as nni
 from nnx_inspector.inspector.export import content_of
-from nnx_inspector.inspector.values import kept
-from nnx_inspector.inspector.values.kept import key_of
+from nnx_inspector.inspector.values import page_values
+from nnx_inspector.inspector.values.page_values import answer_key
 from nnx_inspector.screen import protocol
 
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
 
 @pytest.fixture
-def insp():
-    made = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+def insp(inspect):
+    made = inspect(TwoLayers(nnx.Rngs(0)), X)
     made.run()
-    yield made
-    made.close()
+    return made
 
 
 def shown(site):
@@ -43,19 +41,22 @@ def asked(insp, *requests):
     for request in requests:
         inside(insp).commands.answer(request)
     inside(insp).commands.wait()
-    return inside(insp).core.opened.answers()
+    return inside(insp).core.page_values.answers()
 
 
 def number_in(answers, request):
-    return answers[key_of(request)][0].arrays[0].number
+    return answers[answer_key(request)][0].arrays[0].number
 
 
 def test_a_page_keeps_what_was_opened_and_read(insp):
     first = asked(insp, shown("a"))
     array = number_in(first, shown("a"))
     answers = asked(insp, read(array), read(array, row=3), read(array, exact=True))
-    assert list(answers) == ['["a","output",false]', *(key_of(read(array, row=r)) for r in (0, 3))]
-    message, values = answers[key_of(read(array, row=3))]
+    assert list(answers) == [
+        '["a","output",false]',
+        *(answer_key(read(array, row=r)) for r in (0, 3)),
+    ]
+    message, values = answers[answer_key(read(array, row=3))]
     assert message.index == (3, 0)
     expected = X @ insp.model.a.kernel[...] + insp.model.a.bias[...]
     found = np.frombuffer(values, np.float32)[: expected.shape[1]]
@@ -71,22 +72,22 @@ def test_the_window_of_an_array_that_was_opened_anew_is_left_out(insp):
     insp.run(X + 1)
     answers = asked(insp, shown("a"))
     assert number_in(answers, shown("a")) != array
-    assert list(answers) == [key_of(shown("a"))]
+    assert list(answers) == [answer_key(shown("a"))]
 
 
 def test_the_oldest_values_make_room(insp, monkeypatch):
     array = number_in(asked(insp, shown("a")), shown("a"))
     asked(insp, read(array, row=0))
-    size = sum(len(one[1]) for one in inside(insp).core.opened.answers().values() if one[1])
-    monkeypatch.setattr(kept, "MOST_BYTES", 2 * size)
+    size = sum(len(one[1]) for one in inside(insp).core.page_values.answers().values() if one[1])
+    monkeypatch.setattr(page_values, "MOST_BYTES", 2 * size)
     answers = asked(insp, *(read(array, row=r) for r in range(4)))
-    assert list(answers)[1:] == [key_of(read(array, row=r)) for r in (2, 3)]
+    assert list(answers)[1:] == [answer_key(read(array, row=r)) for r in (2, 3)]
     assert (
         "Left out: 2 of the slices of values that were opened"
         in content_of(inside(insp).core, []).note
     )
     asked(insp, read(array, row=1))  # has room again, in place of another
-    assert inside(insp).core.opened.left_out() == 2
+    assert inside(insp).core.page_values.left_out() == 2
     insp.run(X + 1)
     asked(insp, shown("a"))  # what was left out is that of an array that no page shows
     assert "Left out" not in content_of(inside(insp).core, []).note

@@ -16,9 +16,9 @@ from models import Table, TwoLayers
 import nnx_inspector as nni
 from nnx_inspector.hooks.sites import Selection
 from nnx_inspector.inspector.nnx.switches import Switches
-from nnx_inspector.inspector.passes import programs as owned_programs
-from nnx_inspector.inspector.passes.call import NONE, Call
-from nnx_inspector.inspector.passes.programs import OwnedPasses
+from nnx_inspector.inspector.passes import owned_passes
+from nnx_inspector.inspector.passes.call import NO_SWITCHES, Call
+from nnx_inspector.inspector.passes.owned_passes import OwnedPasses
 from nnx_inspector.perturbations.places import CLEAN, Setting
 
 
@@ -48,15 +48,15 @@ def passes(*keys):
 
 def programs_of(owned):
     # what is kept: only memory shows it otherwise
-    return [one for form in owned._made.forms.values() for one in form.programs.values()]
+    return [one for form in owned._cache.by_structure.values() for one in form.programs.values()]
 
 
-def forward(owned, model, args, rows=None, switches=NONE):
+def forward(owned, model, args, rows=None, switches=NO_SWITCHES):
     call = Call(model, args, {}, switches=switches)
     return owned.run(call, Setting(rows) if rows else CLEAN)
 
 
-def backward(owned, loss_fn, model, args, switches=NONE):
+def backward(owned, loss_fn, model, args, switches=NO_SWITCHES):
     return owned.run(Call(model, args, {}, loss_fn, switches))
 
 
@@ -137,8 +137,8 @@ def test_a_site_that_gets_a_row_later_can_be_perturbed():
     owned, model = passes(""), Scaled(nnx.Rngs(0))
     row = {"linear": (1.0, 0.5)}
     plain = forward(owned, model, (X,), row).value[0]
-    owned.extend(["linear", ""])
-    owned.extend(["linear"])
+    owned.add_keys(["linear", ""])
+    owned.add_keys(["linear"])
     assert not np.allclose(forward(owned, model, (X,), row).value[0], plain)
     forward(owned, model, (X,))
     assert len(programs_of(owned)) == 2
@@ -156,9 +156,6 @@ def test_a_failing_pass_names_the_modes_and_leaves_the_others():
 
 
 def test_the_model_and_its_arrays_are_not_kept():
-    import gc
-    import weakref
-
     owned, model = passes(""), Scaled(nnx.Rngs(0))
     forward(owned, model, (X,), None, switch(2))
     alive = weakref.ref(model)
@@ -224,8 +221,8 @@ def staged():
     return lambda: Counted.times
 
 
-def test_an_inspector_stages_a_call_once_for_all_that_needs_it(staged):
-    insp = nni.Inspector(Counted(nnx.Rngs(0)), X)
+def test_an_inspector_stages_a_call_once_for_all_that_needs_it(inspect, staged):
+    insp = inspect(Counted(nnx.Rngs(0)), X)
     assert insp.findings is not None
     assert insp.trace.edges
     for perturbation in (nni.Zero(), nni.Zero(at="input")):
@@ -247,13 +244,12 @@ def test_an_inspector_stages_a_call_once_for_all_that_needs_it(staged):
     assert staged() == 4, "of the loss and of the example, in other modes"
     insp.run(X[:2])
     assert staged() == 5, "of another shape"
-    insp.close()
 
 
-def test_a_call_is_staged_again_under_other_layers_and_settings(staged):
+def test_a_call_is_staged_again_under_other_layers_and_settings(inspect, staged):
     model = Counted(nnx.Rngs(0))
     model.eval()
-    insp = nni.Inspector(model, X)
+    insp = inspect(model, X)
     plain = insp.run()
     with nni.perturb("up", nni.Zero()):
         assert not np.any(insp.run())
@@ -261,7 +257,6 @@ def test_a_call_is_staged_again_under_other_layers_and_settings(staged):
         insp.run()
     np.testing.assert_array_equal(insp.run(), plain)
     assert staged() == 3
-    insp.close()
 
 
 def test_a_second_inspector_of_a_model_compiles_nothing():
@@ -281,7 +276,7 @@ def test_a_second_inspector_of_a_model_compiles_nothing():
                 step(model, x)
             insp.findings  # noqa: B018
             inside(insp).rerun.wait()
-            inside(insp).diagnosing.wait()
+            inside(insp).diagnosis.wait()
         assert [one.kind for one in insp.recording.passes] == ["run", "step", *["watch"] * 3]
         return compiled.kinds, insp
 
@@ -297,19 +292,19 @@ def test_a_second_inspector_of_a_model_compiles_nothing():
     assert "compile" in all_of_one()[0], "nothing is kept for a model that nobody inspects"
 
 
-MOST_KEPT = 3
+MOST_STRUCTURES = 3
 
 
 @pytest.fixture
 def few_are_kept(monkeypatch):
-    monkeypatch.setattr(owned_programs, "MOST_KEPT", MOST_KEPT)
+    monkeypatch.setattr(owned_passes, "MOST_STRUCTURES", MOST_STRUCTURES)
 
 
 @pytest.mark.usefixtures("few_are_kept")
 def test_only_the_newest_loss_functions_are_kept():
     insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
     alive, batches = [], []
-    for i in range(MOST_KEPT + 4):
+    for i in range(MOST_STRUCTURES + 4):
         batch = X + i
         loss_fn = lambda model, batch=batch: model(batch).sum()  # noqa: E731
         alive.append(weakref.ref(loss_fn))
@@ -317,39 +312,37 @@ def test_only_the_newest_loss_functions_are_kept():
         insp.step(loss_fn)
         del batch, loss_fn
     gc.collect()
-    assert sum(one() is not None for one in alive) <= MOST_KEPT
-    assert sum(one() is not None for one in batches) <= MOST_KEPT
+    assert sum(one() is not None for one in alive) <= MOST_STRUCTURES
+    assert sum(one() is not None for one in batches) <= MOST_STRUCTURES
     assert alive[-1]() is not None
     insp.close()
     del insp
     gc.collect()
-    assert [one() for one in alive + batches] == [None] * (2 * MOST_KEPT + 8)
+    assert [one() for one in alive + batches] == [None] * (2 * MOST_STRUCTURES + 8)
 
 
 @pytest.mark.usefixtures("few_are_kept")
-def test_a_loss_function_that_is_used_again_is_kept():
+def test_a_loss_function_that_is_used_again_is_kept(inspect):
     def loss_fn(model, x):
         return model(x).sum()
 
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
     expected = float(insp.step(loss_fn, X))
-    for i in range(MOST_KEPT + 1):
+    for i in range(MOST_STRUCTURES + 1):
         insp.step(lambda model, by=i: model(X + by).sum())
         with Compilations() as compiled:
             found = float(insp.step(loss_fn, X))
         assert "compile" not in compiled.kinds
         assert found == expected
-    insp.close()
 
 
 @pytest.mark.usefixtures("few_are_kept")
-def test_a_loss_function_that_was_dropped_is_compiled_again():
-    insp = nni.Inspector(TwoLayers(nnx.Rngs(0)), X, display=False)
-    losses = [lambda model, by=i: model(X + by).sum() for i in range(MOST_KEPT + 2)]
+def test_a_loss_function_that_was_dropped_is_compiled_again(inspect):
+    insp = inspect(TwoLayers(nnx.Rngs(0)), X)
+    losses = [lambda model, by=i: model(X + by).sum() for i in range(MOST_STRUCTURES + 2)]
     first = [float(insp.step(one)) for one in losses]
     assert [float(insp.step(one)) for one in losses] == first
     assert [float(insp.step(one)) for one in reversed(losses)] == first[::-1]
-    insp.close()
 
 
 @pytest.mark.usefixtures("few_are_kept")
@@ -357,13 +350,13 @@ def test_runs_with_other_values_do_not_pile_up():
     """A Python number among the arguments is part of the program."""
     model = Told(nnx.Rngs(0))
     owned = passes("", "linear")
-    for by in range(MOST_KEPT + 4):
+    for by in range(MOST_STRUCTURES + 4):
         assert forward(owned, model, (X, by)).value[2] == "int"
-    assert len(owned._made.forms) == MOST_KEPT  # only memory shows it otherwise
+    assert len(owned._cache.by_structure) == MOST_STRUCTURES  # only memory shows it otherwise
 
 
 @pytest.mark.parametrize("held", ["a text", np.ones((2, 2), ml_dtypes.float6_e2m3fn)])
-def test_what_xla_does_not_take_stays_with_the_model(held):
+def test_what_xla_does_not_take_stays_with_the_model(inspect, held):
     class Quantised(nnx.Module):
         def __init__(self):
             self.stored = nnx.Param(held)
@@ -375,7 +368,6 @@ def test_what_xla_does_not_take_stays_with_the_model(held):
             return self.linear(x) * factor
 
     model, x = Quantised(), jnp.ones((4, 2))
-    insp = nni.Inspector(model, x, display=False)
+    insp = inspect(model, x)
     assert jnp.array_equal(insp.run(x), model(x))
     assert insp.recording.passes[-1].summary("").mean == pytest.approx(float(model(x).mean()))
-    insp.close()

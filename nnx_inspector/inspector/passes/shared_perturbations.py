@@ -31,14 +31,14 @@ NOT_SENT = (
     "them while the loop runs: add it before the loop in every process, and switch it then"
 )
 
-IN_VAIN = (
+ONLY_PROCESS_0 = (
     "What this process has switched or added does not act: in a job, all processes perturb what "
     "process 0 does, from its next measured step on. Switch it there, or in all of them."
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class _One:
+class _SharedPerturbation:
     """A perturbation of all processes.
 
     Attributes:
@@ -54,7 +54,7 @@ class _One:
     on: bool
 
 
-class Alike(JobExchange):
+class SharedPerturbations(JobExchange):
     """Makes the perturbations of one loop alike in all processes.
 
     Args:
@@ -75,47 +75,51 @@ class Alike(JobExchange):
         self._handles, self._take_over = handles, take_over
         self._lock, self._warns = lock, warns
         self._keys: dict[int, int] = {}  # the key of a handle by its number
-        self._held: dict[tuple[int, str], AnyPerturbation] = {}  # by key and kind
+        self._at_start: dict[tuple[int, str], AnyPerturbation] = {}  # by key and kind
         self._wished: dict[tuple[int, str], AnyPerturbation] = {}
-        self._said = ""
+        self._agreed = ""
         self.unsent: set[int] = set()  # the numbers of handles that cannot act
         self._kinds: dict[int, tuple[AnyPerturbation, str]] = {}  # by the number of a handle
 
     def initial_wish(self) -> str:
         handles = self._handles.all()
         self._keys = {one.id: key for key, one in enumerate(handles)}
-        self._held = {(self._keys[h.id], self._kind(h)): h.perturbation for h in handles}
-        self._said = self.wish()
-        return self._said
+        self._at_start = {(self._keys[h.id], self._kind(h)): h.perturbation for h in handles}
+        self._agreed = self.wish()
+        return self._agreed
 
     def wish(self) -> str:
-        found, unsent = list[_One](), dict[int, str]()
+        found, unsent = list[_SharedPerturbation](), dict[int, str]()
         self._wished = {}
         for handle in self._handles.all():
             key = self._keys.setdefault(handle.id, max(self._keys.values(), default=-1) + 1)
             one, kind = handle.perturbation, self._kind(handle)
-            if not one.python() and (key, kind) not in self._held:
+            if not one.python() and (key, kind) not in self._at_start:
                 unsent[handle.id] = NOT_SENT
                 if handle.id not in self.unsent:
                     self._warns(f"{one.kind_name} does not act: {NOT_SENT}.")
                 continue
             self._wished[key, kind] = one
-            found.append(_One(key, handle.site, handle.sites, handle.rows, kind, handle.enabled))
-        self._handles.tell_idle(unsent)
+            found.append(
+                _SharedPerturbation(
+                    key, handle.site, handle.sites, handle.rows, kind, handle.enabled
+                )
+            )
+        self._handles.set_idle(unsent)
         self.unsent = set(unsent)
         return json.dumps([dataclasses.astuple(one) for one in found])
 
     def _kind(self, handle: Handle) -> str:
         one = handle.perturbation
         if handle.id not in self._kinds or self._kinds[handle.id][0] is not one:
-            self._kinds[handle.id] = one, one.python() or _described(one)
+            self._kinds[handle.id] = one, one.python() or _fingerprint(one)
         return self._kinds[handle.id][1]
 
     def apply_wishes(self, session: Session, said: Mapping[int, str], /) -> None:
         """Take over what process 0 perturbs from the coming step on."""
         text = said[0]
         those = [
-            _One(key, site, tuple(sites), tuple(rows), kind, on)
+            _SharedPerturbation(key, site, tuple(sites), tuple(rows), kind, on)
             for key, site, sites, rows, kind, on in json.loads(text)
         ]
         made = Handles()
@@ -126,30 +130,25 @@ class Alike(JobExchange):
         with self._lock:
             self._take_over(session, made.setting())
         if jax.process_index():
-            if self.wish() not in (self._said, text):
-                session.notes.append(IN_VAIN)
-            self._show(those)
-        self._said = text
+            if self.wish() not in (self._agreed, text):
+                session.notes.append(ONLY_PROCESS_0)
+            self._replace_own(those)
+        self._agreed = text
 
-    def _perturbation(self, one: _One) -> AnyPerturbation:
+    def _perturbation(self, one: _SharedPerturbation) -> AnyPerturbation:
         at = one.key, one.kind
-        here = self._wished if not jax.process_index() else self._held
-        return (
-            here[at]
-            if at in here
-            else self._held[at]
-            if at in self._held
-            else parse_perturbation(one.kind)
-        )
+        own = self._at_start if jax.process_index() else self._wished
+        found = own.get(at, self._at_start.get(at))
+        return parse_perturbation(one.kind) if found is None else found
 
-    def _show(self, those: list[_One]) -> None:
+    def _replace_own(self, those: list[_SharedPerturbation]) -> None:
         """Replace this process's own perturbations by those of process 0."""
         handles, numbers = self._handles, {key: n for n, key in self._keys.items()}
         own = {one.id: one for one in handles.all()}
         for one in those:
             handle = own.pop(numbers.get(one.key, -1), None)
             wanted = self._perturbation(one)
-            if handle is not None and _differs(handle, one, wanted):
+            if handle is not None and _must_be_replaced(handle, one, wanted):
                 handle.remove()
                 handle = None
             if handle is None:
@@ -176,8 +175,8 @@ def agree_on(core: Core, request: PassRequest) -> None:
         if not spans_processes(call.arrays):
             return
     warns = functools.partial(core.notice, "warning")
-    alike = Alike(core.handles, lambda *_: None, lock=core.lock, warns=warns)
-    opening = {"modes": str(call.switches), "perturbations": alike.initial_wish()}
+    shared = SharedPerturbations(core.handles, lambda *_: None, lock=core.lock, warns=warns)
+    opening = {"modes": str(call.switches), "perturbations": shared.initial_wish()}
     asks = f"insp.{request.kind}"
     group = form_process_group({"call": asks, **opening}, do=f"call {asks}", does="makes a pass")
     if group.disagreement:
@@ -187,13 +186,13 @@ def agree_on(core: Core, request: PassRequest) -> None:
         )
 
 
-def _differs(handle: Handle, one: _One, wanted: AnyPerturbation) -> bool:
+def _must_be_replaced(handle: Handle, one: _SharedPerturbation, wanted: AnyPerturbation) -> bool:
     """Whether a handle cannot be set to what it should be."""
     same = (handle.site, handle.sites, handle.rows) == (one.site, one.sites, one.rows)
     return not same or type(handle.perturbation) is not type(wanted)
 
 
-def _described(one: AnyPerturbation) -> str:
+def _fingerprint(one: AnyPerturbation) -> str:
     """What tells a perturbation from others whose numbers no text has."""
     numbers = hashlib.sha256()
     for array in data_of(one):
