@@ -60,7 +60,7 @@ export function ComparePanel({ store, index }: { store: Store; index: number }) 
     if (wanted) compare.ask(false);
   }, [pinned, number, wanted, compare.busy.value]);
   return (
-    <section class="nni-compare" aria-label="Compare">
+    <section aria-label="Compare">
       {pinned === undefined ? <PinHint store={store} /> : <ComparedPasses store={store} result={fits ? result : null} isNow={isNow} />}
       {compare.error.value && pinned !== undefined && <p class="nni-bad">{compare.error.value}</p>}
       {pinned !== undefined && <HistogramCards store={store} index={index} />}

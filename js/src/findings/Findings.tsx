@@ -83,7 +83,7 @@ function FindingItem({ one, store }: { one: FindingRow; store: Store }) {
         ) : (
           <button
             type="button"
-            class="nni-button nni-finding-site"
+            class="nni-button"
             title={`Show ${label(one.site)} at step ${one.step}`}
             onClick={() => {
               store.select(row);

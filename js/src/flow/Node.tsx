@@ -72,7 +72,7 @@ function NodeView({ store, node, number, place, size, feeds, selected, tab }: Pr
           </Badge>
         ))}
       </span>
-      <span class="nni-flow-line nni-flow-below">
+      <span class="nni-flow-line">
         <span class="nni-flow-kind">{module ? node.kind : subtitle(node)}</span>
         {module && <Spark store={store} index={index} />}
       </span>

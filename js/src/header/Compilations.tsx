@@ -12,7 +12,7 @@ export function Compilations({ store }: { store: Store }) {
   if (!seen?.data) return <p class="nni-faint nni-small">{seen?.error ? seen.error : "Asking the kernel …"}</p>;
   const { rows, more, operations, inspector } = seen.data;
   return (
-    <div class="nni-compiled">
+    <div>
       {rows.length === 0 && <p class="nni-faint nni-small">No function of yours was compiled yet.</p>}
       <ol aria-label="Compiled functions, newest first">
         {rows.map((row, i) => (
@@ -34,7 +34,7 @@ function Row({ row }: { row: CompilationRow }) {
     <li>
       <b title={row.defined}>{row.function}</b> {row.step !== null && `at step ${row.step}`} <span class="nni-faint">{seconds(row.seconds)}</span>
       <div>{row.why}</div>
-      <div class="nni-faint nni-small nni-path" title={row.called || row.defined}>
+      <div class="nni-faint nni-small" title={row.called || row.defined}>
         {fileName(row.called || row.defined)}
       </div>
     </li>

@@ -75,7 +75,7 @@ function Metric({ metric, effect }: { metric: string; effect: Effect }) {
   const perturbed = effect.perturbed[metric] ?? null;
   return (
     <tr>
-      <th scope="row" class="nni-effect-metric" title={metric}>
+      <th scope="row" title={metric}>
         {metric}
       </th>
       <td>{real(clean)}</td>

@@ -51,7 +51,7 @@ export function PerturbMenu({ store, site }: { store: Store; site: Site }) {
       <button
         {...menu.button}
         type="button"
-        class="nni-button nni-perturb-open"
+        class="nni-button"
         disabled={why !== ""}
         title={why || `Perturb ${label(site.key)}`}
         aria-expanded={menu.open}

@@ -67,7 +67,7 @@ export function SweepPanel({ store }: Props) {
   const available = (Object.keys(MEASURES) as Measure[]).filter((name) => sweep?.measures.includes(name));
   const measure = available.includes(chosen) ? chosen : available[0];
   return (
-    <section class="nni-sweep" aria-label="Sweep">
+    <section aria-label="Sweep">
       <Refusal store={store} what="sweep" />
       {!sweep && (
         <p class="nni-faint">

@@ -5,6 +5,7 @@
 import { batch, computed, signal } from "@preact/signals";
 import { exampleAt, type InputsState } from "../inputs/state";
 import type { KernelRequest, ValueMessage } from "../kernel/bridge";
+import { LatestRequest } from "../kernel/latest";
 import type { Arrays, HeldArray } from "../kernel/protocol";
 import { decodeValues, type ReadCells } from "./cells";
 import { covers, fixedIndex, lengthOf, possibleViews, readRequest, sameSlice, viewAxes, defaultView, wholeBox, withAxis, type Box, type Cursor, type PictureState, type ReadRequest, type ViewAxes, type View } from "./layout";
@@ -47,9 +48,21 @@ export class ValuesState implements PictureState {
   readonly exact = signal<string | null>(null);
 
   private most: readonly number[] = [64, 64, 64]; // many tiles at once are slow, and the room is not known yet
-  private opening: { wish: OpenRequest; next: OpenRequest | null } | null = null;
-  private reading: { wish: ReadRequest; next: ReadRequest | null } | null = null;
-  private pointing: { wish: ReadRequest; next: ReadRequest | null } | null = null;
+  private readonly opening = new LatestRequest<OpenRequest>(
+    (wish, settle) => this.ask({ type: "show_values", ...wish }, settle),
+    (wish, error, next) => {
+      if (!next) this.opened(wish, error);
+      return true;
+    },
+  );
+  private readonly reading = new LatestRequest<ReadRequest>(
+    (wish, settle) => this.ask(wish, settle),
+    (wish, error, next) => {
+      if (error && wish.array === this.array.value?.number) this.problem.value = error;
+      return next !== null && !this.hasCells(next);
+    },
+  );
+  private readonly pointing = new LatestRequest<ReadRequest>((wish, settle) => this.ask(wish, settle));
   private site: string | null = null;
 
   constructor(
@@ -65,11 +78,11 @@ export class ValuesState implements PictureState {
     const array = this.array.value;
     if (!array || message.array !== array.number) return;
     if (!Array.isArray(decoded)) {
-      const wish = this.wish();
+      const wish = this.wantedCells();
       if (wish && sameSlice(message, wish)) this.cells.value = decoded;
       return;
     }
-    const wish = this.exactRequest();
+    const wish = this.wantedValue();
     if (wish && sameSlice(message, wish) && String(message.starts) === String(wish.starts)) this.exact.value = decoded[0] ?? null;
   }
 
@@ -92,8 +105,7 @@ export class ValuesState implements PictureState {
     this.site = site;
     const wish = { site, part: this.part.value, clean: this.clean.value };
     this.busy.value = true;
-    if (this.opening) this.opening.next = wish;
-    else this.sendOpen(wish);
+    this.opening.ask(wish);
   }
 
   setPart(site: string, part: ValuesPart): void {
@@ -214,10 +226,8 @@ export class ValuesState implements PictureState {
       this.cursor.value = cursor;
       this.exact.value = null;
     });
-    const wish = this.exactRequest();
-    if (!wish) return;
-    if (this.pointing) this.pointing.next = wish;
-    else this.sendPoint(wish);
+    const wish = this.wantedValue();
+    if (wish) this.pointing.ask(wish);
   }
 
   // ---- internals ----
@@ -232,7 +242,7 @@ export class ValuesState implements PictureState {
     });
   }
 
-  private wish(): ReadRequest | null {
+  private wantedCells(): ReadRequest | null {
     const [array, shown, box] = [this.array.value, this.shown.value, this.box.value];
     if (!array || !shown || !box) return null;
     // many tiles are small: the most for one would leave no room for the others
@@ -241,53 +251,30 @@ export class ValuesState implements PictureState {
     return readRequest(array, shown, this.index.value, box, most, this.component.value);
   }
 
-  private exactRequest(): ReadRequest | null {
-    const [wish, at] = [this.wish(), this.cursor.value];
+  private wantedValue(): ReadRequest | null {
+    const [wish, at] = [this.wantedCells(), this.cursor.value];
     if (!wish || !at) return null;
     const starts = [at.tile, at.row, at.column];
     return { ...wish, exact: true, starts, ends: starts.map((n) => n + 1), most: [1, 1, 1] };
   }
 
   private read(): void {
-    const wish = this.wish();
-    if (!wish || (this.cells.value && covers(this.cells.value.header, wish))) return;
-    if (this.reading) this.reading.next = wish;
-    else this.sendRead(wish);
+    const wish = this.wantedCells();
+    if (wish && !this.hasCells(wish)) this.reading.ask(wish);
   }
 
-  private sendOpen(wish: OpenRequest): void {
-    this.opening = { wish, next: null };
-    this.ask({ type: "show_values", ...wish }, (error) => {
-      const next = this.opening?.next ?? null;
-      this.opening = null;
-      if (next) return this.sendOpen(next);
-      // from a module that attends to one that does not: its output is there
-      if (error !== null && wish.part === "attention" && wish.site === this.site) return this.setPart(wish.site, "output");
-      batch(() => {
-        this.busy.value = false;
-        if (error === null) return;
-        this.reset();
-        this.problem.value = error;
-      });
-    });
+  private hasCells(wish: ReadRequest): boolean {
+    return this.cells.value !== null && covers(this.cells.value.header, wish);
   }
 
-  private sendRead(wish: ReadRequest): void {
-    this.reading = { wish, next: null };
-    this.ask(wish, (error) => {
-      const next = this.reading?.next ?? null;
-      this.reading = null;
-      if (error && wish.array === this.array.value?.number) this.problem.value = error;
-      if (next && !(this.cells.value && covers(this.cells.value.header, next))) this.sendRead(next);
-    });
-  }
-
-  private sendPoint(wish: ReadRequest): void {
-    this.pointing = { wish, next: null };
-    this.ask(wish, () => {
-      const next = this.pointing?.next ?? null;
-      this.pointing = null;
-      if (next) this.sendPoint(next);
+  private opened({ site, part }: OpenRequest, error: string | null): void {
+    // from a module that attends to one that does not: its output is there
+    if (error !== null && part === "attention" && site === this.site) return this.setPart(site, "output");
+    batch(() => {
+      this.busy.value = false;
+      if (error === null) return;
+      this.reset();
+      this.problem.value = error;
     });
   }
 }

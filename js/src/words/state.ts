@@ -4,6 +4,7 @@
 import { batch, signal } from "@preact/signals";
 import type { KernelRequest } from "../kernel/bridge";
 import { Reader } from "../kernel/decode";
+import { LatestRequest } from "../kernel/latest";
 import { POSITION_FIGURES, type Positions } from "../kernel/protocol";
 
 export type PositionStatistic = (typeof POSITION_FIGURES)[number];
@@ -32,8 +33,16 @@ export class WordsState {
   readonly at = signal<number | null>(null);
 
   private wanted: PositionRequest | null = null;
-  private asking = false;
-  private again = false;
+  private readonly latest = new LatestRequest<PositionRequest>(
+    (wish, settle) => {
+      this.busy.value = true;
+      this.ask({ type: "show_positions", ...wish }, settle);
+    },
+    (wish, error, next) => {
+      if (!next) this.answered(wish, error);
+      return true;
+    },
+  );
 
   constructor(private readonly ask: (request: KernelRequest, settle: (error: string | null) => void) => number) {}
 
@@ -41,8 +50,7 @@ export class WordsState {
   show(site: string, example: number): void {
     if (this.wanted?.site !== site) this.data.value = this.axis = null;
     this.wanted = { site, example, unit: this.unit.value, axis: this.axis };
-    this.again = this.asking;
-    if (!this.asking) this.send(this.wanted);
+    this.latest.ask(this.wanted);
   }
 
   setUnit(unit: number): void {
@@ -58,8 +66,8 @@ export class WordsState {
   }
 
   receive(message: Positions, buffer: DataView | undefined): void {
-    const { wanted: wish } = this;
-    if (wish?.site !== message.site || wish.example !== message.example || wish.unit !== message.unit) return;
+    const { wanted } = this;
+    if (wanted?.site !== message.site || wanted.example !== message.example || wanted.unit !== message.unit) return;
     const reader = new Reader(message.type, buffer, message.figures.length * message.positions);
     const figures = new Map(message.figures.map((name) => [name as PositionStatistic, reader.floats(message.positions)]));
     batch(() => {
@@ -69,21 +77,15 @@ export class WordsState {
     });
   }
 
-  private send(wish: PositionRequest): void {
-    this.asking = this.busy.value = true;
-    this.again = false;
-    this.ask({ type: "show_positions", ...wish }, (error) => {
-      this.asking = false;
-      if (this.again && this.wanted) return this.send(this.wanted);
-      batch(() => {
-        this.busy.value = false;
-        if (error === null) return;
-        this.data.value = null;
-        this.problem.value = error;
-        this.unit.value = 0; // another site may have fewer units, and other axes
-        this.axis = null;
-      });
-      if (error !== null && (wish.unit > 0 || wish.axis !== null)) this.show(wish.site, wish.example);
+  private answered(wish: PositionRequest, error: string | null): void {
+    batch(() => {
+      this.busy.value = false;
+      if (error === null) return;
+      this.data.value = null;
+      this.problem.value = error;
+      this.unit.value = 0; // another site may have fewer units, and other axes
+      this.axis = null;
     });
+    if (error !== null && (wish.unit > 0 || wish.axis !== null)) this.show(wish.site, wish.example);
   }
 }
