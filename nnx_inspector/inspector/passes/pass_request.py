@@ -26,6 +26,7 @@ from nnx_inspector.inspector.passes.entry import Entry
 from nnx_inspector.inspector.passes.owned_passes import OwnedPasses, Result
 from nnx_inspector.perturbations.effects import Differences, relative_change
 from nnx_inspector.perturbations.places import Setting
+from nnx_inspector.program.analysis.describe import value_in_words
 from nnx_inspector.records.donated import WeakArrays, are_alive, raise_if_deleted
 from nnx_inspector.records.record import Record
 from nnx_inspector.screen import protocol
@@ -163,6 +164,21 @@ class PassRequest:
                 f"{self.name} cannot be run again: its arguments were donated to a step, which "
                 f"has deleted them. Pass new ones: insp.run(x), or insp.step(loss_fn, batch)."
             ) from error
+
+    @functools.cached_property
+    def shape(self) -> jax.ShapeDtypeStruct | None:
+        """An argument that is a shape in place of an array, if there is one."""
+        leaves = jax.tree.leaves((self.args, self.kwargs))
+        return next((x for x in leaves if isinstance(x, jax.ShapeDtypeStruct)), None)
+
+    def require_arrays(self) -> None:
+        """Raise an InspectorError if an argument is a shape in place of an array."""
+        if self.shape is not None:
+            raise InspectorError(
+                f"{self.name} cannot be run: it holds shapes in place of arrays, such as "
+                f"{value_in_words(self.shape)}, which can only be traced. Pass arrays: "
+                f"insp.run(x), or insp.step(loss_fn, batch)."
+            )
 
     def call(self, model: nnx.Module, switches: Switches) -> Call:
         of_it = (self.args, self.kwargs, self.loss_fn, switches, self.configuration, self.entry)

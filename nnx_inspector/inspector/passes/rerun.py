@@ -80,7 +80,7 @@ class Reruns:
     def start_first(self, *, wait: bool = False) -> None:
         """Make the first pass, of the present values, in a thread; here with `wait`."""
         core = self._core
-        if not self._lacks_first:
+        if not self._lacks_first or core.example.shape is not None:
             return
         if wait or forbids_nan() or core.programs.tracing(core.call()) is None:
             self.run(core.example)
@@ -124,6 +124,7 @@ class Reruns:
                 self.refresh()
 
     def _run(self, request: PassRequest) -> PyTree:
+        request.require_arrays()
         agree_on(self._core, request)
         setting, switches = self._core.handles.setting(), self._core.modes.switches()
 

@@ -64,6 +64,18 @@ def loss_fn(model, x):
     return (model(x) ** 2).mean()
 
 
+def test_an_example_of_shapes_has_none_and_says_what_to_pass():
+    model = TwoLayers(nnx.Rngs(0))
+    insp = nni.Inspector(model, jax.ShapeDtypeStruct(X.shape, X.dtype), display=False)
+    inside(insp).rerun.start_first()
+    assert inside(insp).waiting == []
+    with pytest.raises(nni.InspectorError, match=r"such as float32\[4,3\].* insp\.run\(x\)"):
+        _ = insp.findings
+    np.testing.assert_allclose(insp.run(X), model(X), rtol=1e-6)
+    assert insp.findings == []
+    insp.close()
+
+
 def test_it_is_not_made_before_a_figure_is_read():
     model = TwoLayers(nnx.Rngs(0))
     with Compilations() as compiled:
