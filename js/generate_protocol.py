@@ -116,7 +116,7 @@ def golden_messages(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | 
     The numbers of a buffer count up (`ramp`), so that a test can say what belongs where.
     """
     from nnx_inspector.stats.bins import BINS, UNSEEN_BIN
-    from nnx_inspector.stats.encoding import HEAD_BYTES, encoded
+    from nnx_inspector.stats.encoding import HEAD_BYTES, encode
     from nnx_inspector.stats.summary import Summary
 
     p = protocol
@@ -128,7 +128,7 @@ def golden_messages(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | 
         bins = np.zeros(BINS, np.uint64)
         bins[list(of)] = list(of.values())
         one = Summary(bins=bins, points=np.ones(3), sums=np.ones(3))
-        return encoded([one]).data[HEAD_BYTES:]
+        return encode([one]).data[HEAD_BYTES:]
 
     site = p.Site(
         key="", name="CNN", kind="CNN", parent=-1, depth=0, inputs="float32[8,28,28,1]",

@@ -34,8 +34,8 @@ FUNCTIONS: Final = (
     APPLY,
     "nnx_inspector_once",
     "nnx_inspector_join",
-    "nnx_inspector_gauge",
-    "nnx_inspector_state",
+    "nnx_inspector_sample_units",
+    "nnx_inspector_sample_parameter",
     "nnx_inspector_update",
 )
 _SUFFIX: Final = {"linux": "linux.so", "darwin": "macos.dylib", "win32": "windows.dll"}

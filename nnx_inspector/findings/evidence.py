@@ -19,7 +19,7 @@ from nnx_inspector.findings.rule_context import FEW, RuleContext
 from nnx_inspector.recordings.facts import PassStats, Role
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.tree_rows import layer_of
-from nnx_inspector.stats.gauges import OFF_AT
+from nnx_inspector.stats.samples.unit_stats import OFF_AT
 
 LUCK: Final = 5e-3
 """A rule reports only what happens in fewer than one healthy layer in 200."""
@@ -111,7 +111,7 @@ class Off:
         part: their fraction of all units.
         samples: the number of values of each unit.
         biased: whether the layer's bias turns them off.
-        mask: the mask of `gauges` that marks them.
+        mask: the mask of `unit_stats` that marks them.
     """
 
     part: float

@@ -16,7 +16,7 @@ from nnx_inspector.findings.finding import Finding, Severity, and_others, inside
 from nnx_inspector.findings.rule_context import RuleContext, examined, is_within, units_in
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, PassStats, Role, SiteFacts
-from nnx_inspector.stats.gauges import HARDLY
+from nnx_inspector.stats.samples.unit_stats import STILL_SHARE
 
 WIDTHS: Final = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}
 SHIFTED: Final = 0.5
@@ -352,7 +352,7 @@ def sinusoids(context: RuleContext) -> Iterator[Finding]:
             evidence={"fraction": part, "examples": examples, "others": len(more)},
             what=(
                 f"{context.part_of_units(site, part)} hardly vary over the {examples} examples "
-                f"that were examined, each by a deviation below {HARDLY:.0%} of the largest "
+                f"that were examined, each by a deviation below {STILL_SHARE:.0%} of the largest "
                 f"one{others}"
             ),
             advice=(

@@ -24,7 +24,7 @@ from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_of
 from nnx_inspector.stats.bins import NAN_BIN, NEGINF_BIN, POSINF_BIN
-from nnx_inspector.stats.gauges import COUNTED, figure_of
+from nnx_inspector.stats.samples.parameter_stats import NONFINITE_STATS, parameter_stat
 from nnx_inspector.stats.summary import Summary
 
 _KINDS: Final = {
@@ -112,7 +112,7 @@ def _is_discarded(item: Pass) -> bool:
     if item.figures is None:
         return True
     rows = item.figures.parameter_rows
-    graded, norms = figure_of(rows, "graded"), figure_of(rows, "gradient")
+    graded, norms = parameter_stat(rows, "graded"), parameter_stat(rows, "gradient")
     return not (np.isnan(norms) & ~np.isnan(graded)).any()
 
 
@@ -371,7 +371,9 @@ def _first_held(context: RuleContext, same: Sequence[Pass]) -> _Held | None:
         figures = item.figures
         if figures is None or not figures.parameters:
             continue
-        rows = np.stack([figure_of(figures.parameter_rows, name) for name in COUNTED], axis=1)
+        rows = np.stack(
+            [parameter_stat(figures.parameter_rows, name) for name in NONFINITE_STATS], axis=1
+        )
         found: list[ParameterFacts] = []
         for i in np.flatnonzero((rows > 0).any(axis=1)).tolist():
             path, (nan, infinite) = figures.parameters[i], rows[i].tolist()

@@ -17,7 +17,7 @@ from nnx_inspector.findings.finding import Finding, named
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.stats.bins import FINITE_BINS
-from nnx_inspector.stats.gauges import OF_IDS
+from nnx_inspector.stats.samples.parameter_stats import ID_STATS
 
 PADDED: Final = 0.5
 SEGMENTS: Final = 4
@@ -74,7 +74,7 @@ def _of_a_pass(context: RuleContext, one: ParameterFacts) -> _Ids | None:
     if not found:
         return None
     item, figures = found[-1]
-    return _Ids(item.step, *(figures.parameter(one.path, name) for name in OF_IDS))
+    return _Ids(item.step, *(figures.parameter(one.path, name) for name in ID_STATS))
 
 
 def _of_a_loop(context: RuleContext, one: ParameterFacts) -> _Ids | None:

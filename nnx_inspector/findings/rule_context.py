@@ -20,7 +20,8 @@ from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_of
-from nnx_inspector.stats.gauges import COUNTED, EXAMPLES, bits_of, figure_of
+from nnx_inspector.stats.samples.parameter_stats import NONFINITE_STATS, parameter_stat
+from nnx_inspector.stats.samples.unit_stats import EXAMPLES, unpack_mask
 
 LAST: Final = 5
 """How many of the last passes are examined for what must hold in all of them."""
@@ -253,13 +254,13 @@ class RuleContext:
         """Which of the examined units have this mask set in all of the last passes."""
         found = self.with_figures(site)
         units = min(int(f.figure(site, "looked")) for _, f in found)
-        each = [bits_of(f.masks[f.row_of[site]], mask)[:units] for _, f in found]
+        each = [unpack_mask(f.masks[f.row_of[site]], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
 
     def part_of(self, figures: PassStats, site: str, mask: str) -> float:
         """The fraction of the examined units that have this mask set in one pass."""
         units = int(figures.figure(site, "looked"))
-        return float(bits_of(figures.masks[figures.row_of[site]], mask)[:units].mean())
+        return float(unpack_mask(figures.masks[figures.row_of[site]], mask)[:units].mean())
 
     def part_of_units(self, site: str, part: float) -> str:
         """`"50% of the 64 units of 'a'"`; if not all were examined, it counts those that were."""
@@ -331,7 +332,7 @@ class RuleContext:
         if one.figures is None or not one.figures.parameters:
             return False
         rows = one.figures.parameter_rows
-        return all((figure_of(rows, name) == 0).all() for name in COUNTED)
+        return all((parameter_stat(rows, name) == 0).all() for name in NONFINITE_STATS)
 
     def ran(self, passes: Sequence[Pass], site: str) -> bool:
         """Whether a pass has values of a site; if it is a branch, none may have chosen it."""

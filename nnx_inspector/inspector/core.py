@@ -45,7 +45,7 @@ from nnx_inspector.live.pass_stats import (
     PassStatsBuilder,
     Summaries,
     choices_of,
-    gauges_of,
+    unit_samples_of,
     updates_in,
 )
 from nnx_inspector.perturbations.perturbed import without_layers
@@ -466,7 +466,11 @@ class Core:
         with self.lock:
             figures, measured = None, {p: x.recorded() for p, x in record.parameters.items()}
             if states is not None or measured or record.choices:
-                rows = gauges_of(record, self.stacks), states or {}, choices_of(record, self.stacks)
+                rows = (
+                    unit_samples_of(record, self.stacks),
+                    states or {},
+                    choices_of(record, self.stacks),
+                )
                 updates = updates_in(record.parameters)
                 figures = self._stats_builder.build(
                     *rows, follow=False, updates=updates, measured=measured

@@ -41,7 +41,7 @@ from nnx_inspector.screen.comparison import StepPair, recording_of, weights_mess
 from nnx_inspector.screen.frames import casts_message
 from nnx_inspector.screen.requests import Answer
 from nnx_inspector.screen.source import documentation_of, excerpts_of
-from nnx_inspector.stats.gauges import OFF_AT
+from nnx_inspector.stats.samples.unit_stats import OFF_AT
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.stats.units import MAX_UNITS, Units

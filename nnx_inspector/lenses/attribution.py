@@ -34,7 +34,7 @@ from nnx_inspector.program.analysis.dataflow import inputs_received
 from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marks import INPUT, OUTPUT
 from nnx_inspector.program.plan import Plan
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Array, Float, PyTree, Value
 
 if TYPE_CHECKING:
@@ -189,8 +189,8 @@ def _baseline_array(baseline: object, x: Float[Array, "*shape"]) -> Float[Array,
     except (TypeError, ValueError) as error:
         given = np.asarray(baseline)
         raise type(error)(
-            f"baseline= must be a number, or an array like {in_words(x.dtype, x.shape)}; got "
-            f"{in_words(given.dtype, given.shape)}."
+            f"baseline= must be a number, or an array like {type_text(x.dtype, x.shape)}; got "
+            f"{type_text(given.dtype, given.shape)}."
         ) from error
 
 
@@ -217,7 +217,7 @@ def _attribution(
         if value.ndim and not (value.ndim == 1 and value.shape[:1] == x.shape[:1]):
             raise ValueError(
                 f"output= must return one number, or one for each of the {x.shape[0]} examples; it "
-                f"returned {in_words(value.dtype, value.shape)}."
+                f"returned {type_text(value.dtype, value.shape)}."
             )
         return value
 
@@ -336,7 +336,7 @@ def _input_of(traced: TracedPass) -> tuple[int | None, str | None, int | None]:
             several = traced.calls[site].count > 1
             return None, site, _call_with(traced, site, stage.inputs[number]) if several else None
     raise ValueError(
-        f"The first array of the arguments is {in_words(first.dtype, first.shape)}, and no "
+        f"The first array of the arguments is {type_text(first.dtype, first.shape)}, and no "
         f"module returns floating-point numbers for it, as an nnx.Embed does. Pass site=, the "
         f"site whose output to attribute to: {', '.join(map(repr, list(traced.calls)[:6]))}."
     )
@@ -372,7 +372,7 @@ def _logit_selector(
     """The function that reads the chosen logit of each example from an output, and its number."""
     logits = logits_in(out)
     if logits is None or logits.ndim > 3:
-        found = ", ".join(in_words(x.dtype, x.shape) for x in arrays_in(out)) or "no array"
+        found = ", ".join(type_text(x.dtype, x.shape) for x in arrays_in(out)) or "no array"
         raise ValueError(
             f"The call returns {found}, not logits [batch, classes] or [batch, position, "
             f"classes]. Pass output= a function of what it returns."

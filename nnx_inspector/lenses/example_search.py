@@ -37,7 +37,7 @@ from nnx_inspector.program.instrument import evaluate
 from nnx_inspector.program.marks import OUTPUT
 from nnx_inspector.program.plan import Keep, Plan
 from nnx_inspector.program.stage import StagedCall
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Kwargs, Params, PyTree, Value
 
 MakeCall = Callable[[tuple[Any, ...]], tuple[ModuleFunction, tuple[Any, ...], Params]]
@@ -194,7 +194,7 @@ class ExampleSearch:
         call = _site_array(traced, whole, rows, size)
         ndim, axes = len(call.shape), self.axis
         if not -ndim <= axes < ndim or axes % ndim == 0:
-            words = in_words(call.dtype, call.shape)
+            words = type_text(call.dtype, call.shape)
             raise ValueError(f"{self.site!r} returns {words}, which has no axis {axes} of units.")
         units, places = call.shape[axes], ndim - 2
         self.shape = tuple(n for i, n in enumerate(call.shape) if i not in (0, axes % ndim))
@@ -204,14 +204,14 @@ class ExampleSearch:
             self.found, self.places = jax.device_put(empty), places
         elif (len(self.found.nan), self.places) != (units, places):
             raise ValueError(
-                f"{self.site!r} returns {in_words(call.dtype, call.shape)} for a batch, which has "
+                f"{self.site!r} returns {type_text(call.dtype, call.shape)} for a batch, which has "
                 f"other units than the batches before: {len(self.found.nan)} of them. Choose their "
                 f"axis with axis=."
             )
         plan = Plan(summarise=False, keep=Keep(values=value_and_positions, counts=True))
         (mark,) = survey.marks
         if mark.where and not mark.counted[call.array]:
-            mask, value = in_words(np.dtype(bool), mark.where), in_words(call.dtype, call.shape)
+            mask, value = type_text(np.dtype(bool), mark.where), type_text(call.dtype, call.shape)
             self.where_mismatch = (
                 f"where= gave {mask}, which does not fit what {self.site!r} returns, {value}, so "
                 f"all its places count"
@@ -296,14 +296,14 @@ def _site_array(traced: TracedPass, site: str, rows: tuple[int, ...], size: int)
         if not jnp.issubdtype(x.dtype, jnp.complexfloating)
     ]
     if not real:
-        found = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
+        found = ", ".join(type_text(x.dtype, x.shape) for x in calls.returned) or "no array"
         raise TypeError(f"{site!r} returns {found}. Only real numbers have an order.")
     number, x = real[0]
     while x.shape[:1] == (1,) and x.shape[1:2] == (size,):  # the axis of a vmap over one
         x = jax.ShapeDtypeStruct(x.shape[1:], x.dtype)
     if len(x.shape) < 2 or x.shape[0] != size:
         raise ValueError(
-            f"{site!r} returns {in_words(x.dtype, x.shape)} for a batch of {size} examples. Its "
+            f"{site!r} returns {type_text(x.dtype, x.shape)} for a batch of {size} examples. Its "
             f"first axis must be that of the examples, and another that of the units."
         )
     return _SiteArray(number, tuple(x.shape), x.dtype)

@@ -24,7 +24,7 @@ from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.program.editing.position_masks import Where, where_of
 from nnx_inspector.program.function import module_function
 from nnx_inspector.progress import Progress, Report, show_progress
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Float, Int, Value
 
 if TYPE_CHECKING:
@@ -270,7 +270,7 @@ def _search_batches(
             except (TypeError, ValueError, IndexError) as error:
                 array: Any = data
                 if is_array(array):
-                    whole = in_words(array.dtype, array.shape)
+                    whole = type_text(array.dtype, array.shape)
                     add_note(
                         error,
                         f"data is one array, {whole}, so each entry of its first "

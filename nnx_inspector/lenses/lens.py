@@ -39,7 +39,7 @@ from nnx_inspector.lenses.unembedding import (
     unembedding_of,
 )
 from nnx_inspector.program.marks import INPUT
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Array, Float, Int, PyTree, Value
 
 if TYPE_CHECKING:
@@ -292,7 +292,7 @@ def _mismatch_text(
     times = f" {site!r} runs in a scan of {rows[0]}: time steps are not layers." if rows else ""
     return (
         f"The logits that {how!r} reads from the last layer are not the model's: they "
-        f"{differ}, and the model's are {in_words(own.dtype, own.shape)}.{times} Choose the sites "
+        f"{differ}, and the model's are {type_text(own.dtype, own.shape)}.{times} Choose the sites "
         f"that return the residual stream with sites=, or pass unembed= a function of it."
     )
 

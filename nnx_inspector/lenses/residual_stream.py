@@ -18,7 +18,7 @@ from nnx_inspector.hooks.sites import Selection, no_match_text, parse_key, split
 from nnx_inspector.lenses.traced_pass import SiteCalls, TracedPass, logits_in
 from nnx_inspector.lenses.unembedding import Unembedding, block_list_key
 from nnx_inspector.program.marks import INPUT, OUTPUT
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +91,7 @@ def _candidate_streams(
         if fits:
             found.append(ResidualStream(calls, fits[0]))
         elif chosen is not None:
-            words = ", ".join(in_words(x.dtype, x.shape) for x in calls.returned) or "no array"
+            words = ", ".join(type_text(x.dtype, x.shape) for x in calls.returned) or "no array"
             raise ValueError(
                 f"{site!r} returns {words}, which is not the residual stream: "
                 f"{unembedding.first_site!r} receives arrays of {size} features."
@@ -114,7 +114,7 @@ def _at_sums(traced: TracedPass, blocks: list[ResidualStream]) -> list[ResidualS
     last, given = blocks[-1], _sources_by_site(traced)
     if last.part == INPUT:
         return blocks
-    form = in_words(last.form.dtype, last.form.shape)
+    form = type_text(last.form.dtype, last.form.shape)
     end = _first_sum(traced, last, given, form)
     return blocks if end is None else _streams_between_sums(traced, last, given, end, form)
 
@@ -161,7 +161,7 @@ def _first_sum(
     added = _last_terms(traced, last, given)
     before = _upstream_calls(last, form, given) - added
     root, own = max(traced.calls, key=traced.last_call), logits_in(traced.output_shapes)
-    logits = None if own is None else in_words(own.dtype, own.shape)
+    logits = None if own is None else type_text(own.dtype, own.shape)
     sums = [
         key
         for key, sources in given.items()
@@ -180,7 +180,7 @@ def _streams_between_sums(
     def stream_at(site: str, part: str) -> ResidualStream | None:
         calls = traced.calls[site]
         for i, x in enumerate(calls.received if part == INPUT else calls.returned):
-            if in_words(x.dtype, x.shape) == form and traced.residual_sums.is_sum(site, part, i):
+            if type_text(x.dtype, x.shape) == form and traced.residual_sums.is_sum(site, part, i):
                 return ResidualStream(calls, i, part)
         return None
 

@@ -33,7 +33,7 @@ from nnx_inspector.lenses.traced_pass import (
     logits_in,
     module_at,
 )
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Array, Float, PyTree, Value
 
 Unembed = str | Callable[[jax.Array], jax.Array] | None
@@ -154,15 +154,15 @@ def _proposed_unembed(traced: TracedPass) -> str | None:
     own = logits_in(traced.output_shapes)
     if own is None or own.shape[-1] < 2:
         out = arrays_in(traced.output_shapes)
-        found = ", ".join(in_words(x.dtype, x.shape) for x in out) or "no array"
+        found = ", ".join(type_text(x.dtype, x.shape) for x in out) or "no array"
         raise ValueError(
             f"This model returns no logits, which are floating-point numbers [..., classes]: it "
             f"returns {found}. {NO_LOGITS_ADVICE}"
         )
     if any(x.shape == own.shape and _is_reconstructed(x) for x in traced.stage.arrays):
         raise ValueError(
-            f"The model's output, {in_words(own.dtype, own.shape)}, has the shape of its input, so "
-            f"it is no choice among classes. {NO_LOGITS_ADVICE}"
+            f"The model's output, {type_text(own.dtype, own.shape)}, has the shape of its input, "
+            f"so it is no choice among classes. {NO_LOGITS_ADVICE}"
         )
     made = [s for s in _last_calls(traced) if _makes_classes(traced, s, own.shape[-1])]
     return max(made, key=traced.last_call) if made else None
@@ -179,7 +179,7 @@ def no_matrix_text(traced: TracedPass) -> str:
     what = "a Linen module" if module is None or linen else f"a {type(module).__name__}"
     what += " over several positions" if _mixes_positions(module) else ""
     return (
-        f"No module's matrix makes the model's output, {in_words(own.dtype, own.shape)}: it comes "
+        f"No module's matrix makes the model's output, {type_text(own.dtype, own.shape)}: it comes "
         f"from {last!r}, {what}. {NO_LOGITS_ADVICE}"
     )
 

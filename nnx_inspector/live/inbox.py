@@ -37,7 +37,7 @@ class PassData:
 
     Attributes:
         arrived: its summaries; their rows are the iterations of the scans around the site.
-        gauges: site -> the gauge of each call, `[..., LENGTH]`.
+        unit_samples: site -> the sample of units of each call, `[..., LENGTH]`.
         choices: site of a softmax that chooses -> the rows of each call, `[..., n, LENGTH]`.
         states: parameter's path -> its state.
         moves: parameter's path -> what `Moved` finds of its update.
@@ -49,7 +49,7 @@ class PassData:
     """
 
     arrived: CallSummaries = dataclasses.field(default_factory=lambda: defaultdict(list))
-    gauges: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
+    unit_samples: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
     choices: dict[str, list[np.ndarray]] = dataclasses.field(default_factory=lambda: {})
     states: dict[str, np.ndarray] = dataclasses.field(default_factory=lambda: {})
     moves: dict[str, np.ndarray] = dataclasses.field(default_factory=lambda: {})

@@ -28,7 +28,7 @@ from nnx_inspector.hooks.variables import contents, is_node
 from nnx_inspector.live.inbox import Message, PassData
 from nnx_inspector.live.programs.launches import WatchedSession, log_errors
 from nnx_inspector.recordings.tree_rows import OPTIMIZER, STATE
-from nnx_inspector.stats.summarize import in_words, is_number, summarize
+from nnx_inspector.stats.summarize import is_number, summarize, type_text
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Value
 
@@ -141,7 +141,7 @@ def measure_states(session: WatchedSession, given: object) -> dict[str, str]:
             here.unseen |= states.skipped
 
     session.inbox.begins = begins
-    return {key: in_words(x.dtype, x.shape) for key, x in states.arrays().items()}
+    return {key: type_text(x.dtype, x.shape) for key, x in states.arrays().items()}
 
 
 def _require_rereadable(name: str, one: object) -> None:

@@ -24,7 +24,7 @@ from nnx_inspector.hooks.sites import Path, site_key
 from nnx_inspector.hooks.variables import contents
 from nnx_inspector.program.structure import is_observable, is_whole
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts
-from nnx_inspector.stats.measure_gauges import is_sampled
+from nnx_inspector.stats.samples.sample_parameters import is_sampled
 from nnx_inspector.typing import Variable
 
 ParameterSamples = dict[str, tuple[Variable, jax.Array]]

@@ -21,43 +21,41 @@ from nnx_inspector.recordings.tree_rows import (
     site_of_parameter,
 )
 from nnx_inspector.records.record import Parameter, Record
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows
-from nnx_inspector.stats.gauges import (
-    IDS,
-    LENGTH,
-    OF_IDS,
-    OF_UPDATE,
-    PARAMETER_FIGURES,
+from nnx_inspector.stats.choices.rows import CHOICE_STATS, merge_rows
+from nnx_inspector.stats.samples.parameter_stats import (
+    EXAMPLES_VARY,
+    ID_STATS,
+    IDS_PREFIX,
+    PARAMETER_STATS,
     STATE_HEAD,
     STATE_LENGTH,
-    VARIED,
-    Calls,
-    compared,
-    figure_of,
-    part_larger,
-    read,
-    sample_of,
+    UPDATE_STATS,
+    parameter_stat,
+    parameter_stats,
+    probability_of_superiority,
+    sampled_elements,
 )
+from nnx_inspector.stats.samples.unit_stats import LENGTH, UnitSamples, site_stats
 from nnx_inspector.stats.summary import Summary
 
 AT = len(STATE_HEAD)
 """The index of a parameter's first element."""
-Gauges = Mapping[str, Sequence[np.ndarray]]
-"""Site -> the gauges of its calls, each `[..., LENGTH]`."""
+UnitVectors = Mapping[str, Sequence[np.ndarray]]
+"""Site -> the samples of units of its calls, each `[..., LENGTH]`."""
 States = Mapping[str, np.ndarray]
 """Path of a parameter -> its state, `[STATE_LENGTH]`."""
 Update = tuple[float, ...]
-"""`OF_UPDATE` of a parameter."""
+"""`UPDATE_STATS` of a parameter."""
 Summaries = Mapping[str, Mapping[str, Summary | None]]
 """Site, layer or parameter -> quantity -> its summary in a pass."""
-_NO_CHOICES = np.zeros((0, len(CHOICE_FIGURES)), np.float32)
-_NO_UPDATE: Final[Update] = (math.nan,) * len(OF_UPDATE)
+_NO_CHOICES = np.zeros((0, len(CHOICE_STATS)), np.float32)
+_NO_UPDATE: Final[Update] = (math.nan,) * len(UPDATE_STATS)
 _UNKNOWN = np.full(STATE_LENGTH, np.nan, np.float32)
 """The state of a parameter that no pass has sent."""
 
 
-def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[np.ndarray]]:
-    """The gauges of a record whose `values` are gauges, including single layers of stacks.
+def unit_samples_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[np.ndarray]]:
+    """The samples of units that are the `values` of a record, including single layers of stacks.
 
     Of a call that returns several arrays, they are those of the main one.
 
@@ -80,11 +78,11 @@ def gauges_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[np.nd
     return out
 
 
-def gauges_with_layers(
-    passes: Iterable[Gauges], stacks: Mapping[str, Stack], *, axes: int
+def unit_samples_with_layers(
+    passes: Iterable[UnitVectors], stacks: Mapping[str, Stack], *, axes: int
 ) -> dict[str, list[np.ndarray]]:
-    """The gauges of the sites of watched passes, or the rows of their softmaxes that choose, also
-    of single layers. Each array has so many axes behind those of iterations.
+    """The samples of units of watched passes, or the rows of their softmaxes that choose, also of
+    single layers. Each array has so many axes behind those of iterations.
     """
     out: dict[str, list[np.ndarray]] = {}
     for one in passes:
@@ -110,7 +108,7 @@ def choices_of(record: Record, stacks: Mapping[str, int]) -> dict[str, list[np.n
 
 
 def updates_of(moves: Mapping[str, np.ndarray], stacks: Mapping[str, Stack]) -> dict[str, Update]:
-    """`OF_UPDATE` of each parameter, also of single layers, by what `Update` finds."""
+    """`UPDATE_STATS` of each parameter, also of single layers, by what `Update` finds."""
     out: dict[str, Update] = {}
     for path, sums in moves.items():
         rows = np.asarray(sums, np.float64).reshape(-1, 8)
@@ -156,9 +154,9 @@ class PassStatsBuilder:
 
     def build(
         self,
-        gauges: Gauges,
+        unit_samples: UnitVectors,
         states: States,
-        choices: Gauges,
+        choices: UnitVectors,
         *,
         updates: Mapping[str, Update],
         measured: Summaries,
@@ -168,7 +166,7 @@ class PassStatsBuilder:
         """The figures of a pass.
 
         Args:
-            gauges: see `gauges_of` and `gauges_with_layers`.
+            unit_samples: see `unit_samples_of` and `unit_samples_with_layers`.
             states: the states of its parameters.
             choices: site of a softmax that chooses -> the rows of its calls; see
                 `stats.choices.rows`.
@@ -180,26 +178,30 @@ class PassStatsBuilder:
             measured: what was measured of all elements of a parameter, which the samples in
                 `states` only estimate.
         """
-        calls = [self._calls(site, vectors, states) for site, vectors in gauges.items()]
-        numbers, rows, masks = read(calls)
-        names = list(gauges)
+        calls = [self._calls(site, vectors, states) for site, vectors in unit_samples.items()]
+        numbers, rows, masks = site_stats(calls)
+        names = list(unit_samples)
         states = dict(states)
-        inputs = states.pop(VARIED, None)
-        ids = {key[len(IDS) :]: states.pop(key) for key in list(states) if key.startswith(IDS)}
+        inputs = states.pop(EXAMPLES_VARY, None)
+        ids = {
+            key[len(IDS_PREFIX) :]: states.pop(key)
+            for key in list(states)
+            if key.startswith(IDS_PREFIX)
+        }
         now = np.array([_flat(state) for state in states.values()]).reshape(-1, STATE_LENGTH)
         before = [self._before.get(path, _UNKNOWN) if follow else _UNKNOWN for path in states]
-        rows_of_parameters = compared(now, np.array(before).reshape(-1, STATE_LENGTH))
+        rows_of_parameters = parameter_stats(now, np.array(before).reshape(-1, STATE_LENGTH))
         with np.errstate(over="ignore"):  # the norm of a huge gradient is beyond float32
             for i, path in enumerate(states):
                 for name, figure in _stats_from_summaries(measured.get(path, {})):
-                    figure_of(rows_of_parameters, name)[i] = figure
-        graded = ~np.isnan(figure_of(rows_of_parameters, "graded"))
-        figure_of(rows_of_parameters, "differentiated")[:] = (
+                    parameter_stat(rows_of_parameters, name)[i] = figure
+        graded = ~np.isnan(parameter_stat(rows_of_parameters, "graded"))
+        parameter_stat(rows_of_parameters, "differentiated")[:] = (
             graded if differentiated is None else [path in differentiated for path in states]
         )
         for path, found in ids.items():
-            for name, figure in zip(OF_IDS, np.asarray(found).tolist(), strict=True):
-                figure_of(rows_of_parameters, name)[list(states).index(path)] = (
+            for name, figure in zip(ID_STATS, np.asarray(found).tolist(), strict=True):
+                parameter_stat(rows_of_parameters, name)[list(states).index(path)] = (
                     figure if figure >= 0 else np.nan
                 )
         if follow:
@@ -207,13 +209,13 @@ class PassStatsBuilder:
             self._before.update(zip(states, now, strict=True))
         others = [path for path in updates if path not in states]  # layers of stacks
         paths = [*states, *others]
-        unknown = np.full((len(others), len(PARAMETER_FIGURES)), np.nan, np.float32)
+        unknown = np.full((len(others), len(PARAMETER_STATS)), np.nan, np.float32)
         rows_of_parameters = np.concatenate([rows_of_parameters, unknown])
-        found = np.array([updates.get(p, _NO_UPDATE) for p in paths]).reshape(-1, len(OF_UPDATE))
+        found = np.array([updates.get(p, _NO_UPDATE) for p in paths]).reshape(-1, len(UPDATE_STATS))
         with np.errstate(over="ignore"):  # so is the ratio of an update to a parameter near 0
-            for name, column in zip(OF_UPDATE, found.T, strict=True):
-                figure_of(rows_of_parameters, name)[:] = column
-        chosen = {site: merged_rows(arrays) for site, arrays in choices.items() if arrays}
+            for name, column in zip(UPDATE_STATS, found.T, strict=True):
+                parameter_stat(rows_of_parameters, name)[:] = column
+        chosen = {site: merge_rows(arrays) for site, arrays in choices.items() if arrays}
         return PassStats(
             sites=self._shared(names[i] for i in numbers),
             rows=rows,
@@ -229,21 +231,21 @@ class PassStatsBuilder:
         self, paths: Sequence[str], now: np.ndarray, before: np.ndarray, rows: np.ndarray
     ) -> None:
         """Put in how much of each parameter no pass has seen changed, and of what size that is."""
-        stuck, larger = figure_of(rows, "stuck"), figure_of(rows, "larger")
+        stuck, larger = parameter_stat(rows, "stuck"), parameter_stat(rows, "larger")
         for i, path in enumerate(paths):
-            if math.isnan(figure_of(rows, "change")[i]):
+            if math.isnan(parameter_stat(rows, "change")[i]):
                 self._still.pop(path, None)
                 continue
-            values, past = sample_of(now[i]), sample_of(before[i])
+            values, past = sampled_elements(now[i]), sampled_elements(before[i])
             still = self._still.get(path, np.ones(len(values), bool)) & (values == past)
             self._still[path] = still
-            stuck[i], larger[i] = still.mean(), part_larger(values, still)
+            stuck[i], larger[i] = still.mean(), probability_of_superiority(values, still)
 
-    def _calls(self, site: str, vectors: Sequence[np.ndarray], states: States) -> Calls:
+    def _calls(self, site: str, vectors: Sequence[np.ndarray], states: States) -> UnitSamples:
         mean, scale, bias = (_sample(states, site, n) for n in ("mean", "scale", "bias"))
         if mean is None:  # not a module that normalises over the batch
-            return Calls(vectors)
-        return Calls(vectors, np.ones(len(mean)) if scale is None else scale, bias)
+            return UnitSamples(vectors)
+        return UnitSamples(vectors, np.ones(len(mean)) if scale is None else scale, bias)
 
     def _shared(self, names: Iterable[str]) -> tuple[str, ...]:
         found = tuple(names)
@@ -264,7 +266,7 @@ def _stats_from_summaries(found: Mapping[str, Summary | None]) -> Iterator[tuple
 
 def _sample(states: States, site: str, name: str) -> np.ndarray | None:
     path = f"{site}/{name}" if site else name
-    return sample_of(states[path]) if path in states else None
+    return sampled_elements(states[path]) if path in states else None
 
 
 def _flat(state: np.ndarray) -> np.ndarray:

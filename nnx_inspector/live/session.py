@@ -32,7 +32,7 @@ from nnx_inspector.live.pass_start import Reached, open_sessions
 from nnx_inspector.live.pass_stats import (
     PassStatsBuilder,
     Summaries,
-    gauges_with_layers,
+    unit_samples_with_layers,
     updates_of,
 )
 from nnx_inspector.live.programs.launches import log_errors
@@ -515,15 +515,17 @@ class Session:
     def stats_of(self, passes: list[WatchedPass], measured: Summaries) -> PassStats:
         """The figures of some passes that the rules need, with what was measured in them."""
         sent = [one.sent for one in passes]
-        gauges = gauges_with_layers([one.gauges for one in sent], self.stacks, axes=1)
-        choices = gauges_with_layers([one.choices for one in sent], self.stacks, axes=2)
+        unit_samples = unit_samples_with_layers(
+            [one.unit_samples for one in sent], self.stacks, axes=1
+        )
+        choices = unit_samples_with_layers([one.choices for one in sent], self.stacks, axes=2)
         states: dict[str, np.ndarray] = {}
         differentiated = {path for one in passes for path in one.sent.differentiated}
         for one in passes:
             states = {**one.sent.states, **states}  # the first pass takes precedence
         moves = {path: sums for one in reversed(passes) for path, sums in one.sent.moves.items()}
         return self._stats_builder.build(
-            gauges,
+            unit_samples,
             states,
             choices,
             differentiated=differentiated,

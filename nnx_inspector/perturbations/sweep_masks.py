@@ -39,7 +39,7 @@ from nnx_inspector.program.marking import marking_hooks
 from nnx_inspector.program.marks import OUTPUT, mark_tree
 from nnx_inspector.program.stage import HooksOf, StagedCall
 from nnx_inspector.program.survey import Mark, Survey, why_divided
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Function, Kwargs, Owner, Params, PyTree, Value
 
 NO_MASK = -1
@@ -223,7 +223,7 @@ def _unit_count(found: Sequence[Mark], axis: int) -> int:
     arrays = [x for mark in found for x in arrays_of(mark)]
     counts = [x.shape[axis] for x in arrays if -x.ndim <= axis < x.ndim]
     if len(counts) < len(arrays) or len({*counts}) > 1:
-        site, words = found[0].site, [in_words(x.dtype, x.shape) for x in arrays]
+        site, words = found[0].site, [type_text(x.dtype, x.shape) for x in arrays]
         if len({*words}) == 1:
             raise ValueError(f"{site!r} has no axis {axis} of units: it has {words[0]}.")
         raise ValueError(

@@ -28,7 +28,7 @@ from nnx_inspector.hooks.pytrees import with_arguments, with_leaves
 from nnx_inspector.hooks.sites import parameter_names
 from nnx_inspector.program.members import members_in
 from nnx_inspector.program.structure import Structure, is_whole, structure_of
-from nnx_inspector.stats.summarize import beside
+from nnx_inspector.stats.summarize import mask_shape
 from nnx_inspector.typing import Array, Aval, Function, Jaxpr, Params, PyTree, Value
 
 OUTPUT, INPUT, CHANGE, GRADIENT, BEGIN = "output", "input", "change", "gradient", "begin"
@@ -152,7 +152,7 @@ def mask_vmaps(where: tuple[int, ...], x: Value, mapped: Sequence[int]) -> tuple
     sizes = tuple(lengths.pop(axis) for axis in reversed(mapped))
     for lead in reversed(range(len(sizes) + 1)):
         shape = (*sizes[lead:], *lengths)
-        if beside(where, jax.ShapeDtypeStruct(shape, x.dtype)) is not None:
+        if mask_shape(where, jax.ShapeDtypeStruct(shape, x.dtype)) is not None:
             return sizes[:lead]
     return None
 

@@ -19,7 +19,7 @@ from flax import nnx
 from nnx_inspector.arrays import is_array
 from nnx_inspector.hooks.pytrees import path_name
 from nnx_inspector.hooks.variables import is_node
-from nnx_inspector.stats.summarize import in_words, is_number, is_opaque, is_token
+from nnx_inspector.stats.summarize import is_number, is_opaque, is_token, type_text
 from nnx_inspector.stats.summary import opaque
 from nnx_inspector.typing import PyTree, Treedef, Value
 
@@ -86,7 +86,7 @@ def describe(leaf: Value) -> str:
     if is_token(leaf):
         return "token"
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
-    return in_words(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
+    return type_text(value.dtype, value.shape) if is_array(value) else type(leaf).__name__
 
 
 def is_observable(leaf: object) -> bool:

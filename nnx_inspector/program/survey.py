@@ -33,7 +33,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.members import Members
 from nnx_inspector.program.structure import Structure
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Aval, Equation, Function, OpenJaxpr, Owner, PyTree, Value
 
 UNATTRIBUTED = "unattributed"
@@ -181,7 +181,7 @@ def why_divided(mark: Mark, around: Enclosing) -> str:
     """Why the arrays of a mark are not whole in its program, as a clause; "" if they are."""
     if not any(item.kind == "shard_map" for item in around):
         return ""
-    parts = ", ".join(in_words(aval.dtype, aval.shape) for aval in mark.avals)
+    parts = ", ".join(type_text(aval.dtype, aval.shape) for aval in mark.avals)
     return (
         f"it is called within jax.shard_map, where each device has only a part of the array "
         f"({parts})"

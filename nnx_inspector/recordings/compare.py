@@ -18,7 +18,13 @@ import numpy.typing as npt
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import layer_of
-from nnx_inspector.stats.bins import MINUS_ZERO_BIN, RANKS, VALUE_ORDER, ZERO_BIN, bounds
+from nnx_inspector.stats.bins import (
+    MINUS_ZERO_BIN,
+    RANK_OF_BIN,
+    VALUE_ORDER,
+    ZERO_BIN,
+    clipped_edges,
+)
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -233,14 +239,14 @@ class _Distribution(NamedTuple):
 
 def _distribution(summary: Summary) -> _Distribution:
     bins = summary.whole_bins()
-    used = np.flatnonzero((bins > 0) & (RANKS >= 0))
-    ranks, where = np.unique(RANKS[used], return_inverse=True)
+    used = np.flatnonzero((bins > 0) & (RANK_OF_BIN >= 0))
+    ranks, where = np.unique(RANK_OF_BIN[used], return_inverse=True)
     mass = np.bincount(where, bins[used], len(ranks)).astype(np.float64)
     index = VALUE_ORDER[ranks]
     low, high = summary.min, summary.max
     if math.isnan(low):  # moments unknown
         low, high = -math.inf, math.inf
-    lower, upper = bounds(index, np.float64(low), np.float64(high))  # pyright: ignore[reportArgumentType]
+    lower, upper = clipped_edges(index, np.float64(low), np.float64(high))  # pyright: ignore[reportArgumentType]
     return _Distribution(lower, upper, mass / mass.sum() if len(mass) else mass)
 
 

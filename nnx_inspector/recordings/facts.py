@@ -1,6 +1,6 @@
 """What the rules need besides summaries: facts about the model, and a few figures of each pass.
 
-Facts are read from the model and from its traced program. Figures come from `gauges` and are
+Facts are read from the model and from its traced program. Figures come from `stats/samples` and are
 dropped together with their passes. In a file, facts are columns of numbers and text. Invariant: an
 unknown is "", NaN, or -1 for a flag, never a guess; columns that do not fit together are refused.
 A `Flow` says which values a traced program computes from which. Imports no jax.
@@ -20,15 +20,9 @@ import numpy.typing as npt
 from nnx_inspector.errors import InspectorError
 from nnx_inspector.recordings.format import column, text_columns, texts_in
 from nnx_inspector.recordings.tree_rows import row_numbers
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
-from nnx_inspector.stats.gauges import (
-    BYTES,
-    MASKS,
-    PARAMETER_FIGURES,
-    SITE_FIGURES,
-    all_masks,
-    all_parameter_figures,
-)
+from nnx_inspector.stats.choices.rows import CHOICE_STATS
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS, padded_parameter_stats
+from nnx_inspector.stats.samples.unit_stats import MASK_BYTES, MASKS, SITE_STATS, padded_masks
 from nnx_inspector.typing import Float, Int
 
 T = TypeVar("T", bound="SiteFacts | ParameterFacts")
@@ -305,30 +299,30 @@ def read_pending(learnt: list[FactsSource], lock: Any) -> Iterator[Facts]:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class PassStats:
-    """The figures of one pass; see `gauges`.
+    """The figures of one pass; see `stats/samples`.
 
     Attributes:
         sites: site keys, including single layers of stacks (`"blocks[3]"`).
-        rows, masks: `SITE_FIGURES` and `MASKS` of each site.
-        parameters, parameter_rows: paths, and `PARAMETER_FIGURES` of each.
-        choices, choice_rows: `"attn@attention"` for each head or expert, and `CHOICE_FIGURES`.
+        rows, masks: `SITE_STATS` and `MASKS` of each site.
+        parameters, parameter_rows: paths, and `PARAMETER_STATS` of each.
+        choices, choice_rows: `"attn@attention"` for each head or expert, and `CHOICE_STATS`.
         varied: whether what the model received differed between examples (1) or not (0).
     """
 
     sites: tuple[str, ...] = ()
     rows: Float[np.ndarray, "site figure"] = dataclasses.field(
-        default_factory=lambda: np.zeros((0, len(SITE_FIGURES)), np.float32)
+        default_factory=lambda: np.zeros((0, len(SITE_STATS)), np.float32)
     )
     masks: Int[np.ndarray, "site mask byte"] = dataclasses.field(
-        default_factory=lambda: np.zeros((0, len(MASKS), BYTES), np.uint8)
+        default_factory=lambda: np.zeros((0, len(MASKS), MASK_BYTES), np.uint8)
     )
     parameters: tuple[str, ...] = ()
     parameter_rows: Float[np.ndarray, "parameter figure"] = dataclasses.field(
-        default_factory=lambda: np.zeros((0, len(PARAMETER_FIGURES)), np.float32)
+        default_factory=lambda: np.zeros((0, len(PARAMETER_STATS)), np.float32)
     )
     choices: tuple[str, ...] = ()
     choice_rows: Float[np.ndarray, "choice figure"] = dataclasses.field(
-        default_factory=lambda: np.zeros((0, len(CHOICE_FIGURES)), np.float32)
+        default_factory=lambda: np.zeros((0, len(CHOICE_STATS)), np.float32)
     )
     varied: int = UNKNOWN
 
@@ -351,7 +345,7 @@ class PassStats:
     def figure(self, site: str, name: str) -> float:
         """One figure of a site, NaN if there is none."""
         row = self.row_of.get(site)
-        return float("nan") if row is None else float(self.rows[row, SITE_FIGURES.index(name)])
+        return float("nan") if row is None else float(self.rows[row, SITE_STATS.index(name)])
 
     @functools.cached_property
     def of_choices(self) -> Mapping[str, Float[np.ndarray, "row figure"]]:
@@ -363,16 +357,16 @@ class PassStats:
 
     def of_parameters(self, name: str) -> dict[str, float]:
         """One figure of each parameter, by its path."""
-        column = self.parameter_rows[:, PARAMETER_FIGURES.index(name)]
+        column = self.parameter_rows[:, PARAMETER_STATS.index(name)]
         return dict(zip(self.parameters, column.tolist(), strict=True))
 
     def parameter(self, path: str, name: str) -> float:
         """One figure of a parameter, NaN if there is none."""
-        row, column = self.row_of_parameter.get(path), PARAMETER_FIGURES.index(name)
+        row, column = self.row_of_parameter.get(path), PARAMETER_STATS.index(name)
         return float("nan") if row is None else float(self.parameter_rows[row, column])
 
 
-_COUNTS: Final = [SITE_FIGURES.index(name) for name in ("examples", "units", "looked", "positions")]
+_COUNTS: Final = [SITE_STATS.index(name) for name in ("examples", "units", "looked", "positions")]
 
 
 def stats_of(columns: Mapping[str, object], named: Callable[[np.ndarray], list[str]]) -> PassStats:
@@ -383,12 +377,12 @@ def stats_of(columns: Mapping[str, object], named: Callable[[np.ndarray], list[s
     """
     of = lambda name: tuple(named(column(columns, name, "uint32")))  # noqa: E731
     sites, parameters = of("site"), of("parameter")
-    rows = column(columns, "rows", "float32", (len(sites), len(SITE_FIGURES)))
-    masks = all_masks(column(columns, "masks", "uint8", (len(sites), None, BYTES)))
+    rows = column(columns, "rows", "float32", (len(sites), len(SITE_STATS)))
+    masks = padded_masks(column(columns, "masks", "uint8", (len(sites), None, MASK_BYTES)))
     if masks.shape[1] != len(MASKS):
         raise ValueError(f"column 'masks' has {masks.shape[1]} masks, not {len(MASKS)}")
-    states = all_parameter_figures(column(columns, "states", "float32", (len(parameters), None)))
-    if states.shape[1] != len(PARAMETER_FIGURES):
+    states = padded_parameter_stats(column(columns, "states", "float32", (len(parameters), None)))
+    if states.shape[1] != len(PARAMETER_STATS):
         raise ValueError(f"column 'states' has {states.shape[1]} figures of a parameter")
     [varied] = column(columns, "varied", "int64", (1,)).tolist()
     found = PassStats(
@@ -402,7 +396,7 @@ def stats_of(columns: Mapping[str, object], named: Callable[[np.ndarray], list[s
     if "choice" not in columns:  # an older file, or a model without such softmaxes
         return found
     choices = of("choice")
-    chosen = column(columns, "choices", "float32", (len(choices), len(CHOICE_FIGURES)))
+    chosen = column(columns, "choices", "float32", (len(choices), len(CHOICE_STATS)))
     return dataclasses.replace(found, choices=choices, choice_rows=chosen.copy())
 
 
@@ -413,10 +407,10 @@ def invalid_reason(figures: PassStats) -> str:
         whole = (counts >= 1) & (counts <= 2.0**53) & (counts == np.trunc(counts))
     if not whole.all():
         return "a count is not a whole number from 1 to 2**53"
-    looked, there = (figures.rows[:, SITE_FIGURES.index(name)] for name in ("looked", "units"))
-    if (looked > there).any() or (looked > 8 * BYTES).any():
+    looked, there = (figures.rows[:, SITE_STATS.index(name)] for name in ("looked", "units"))
+    if (looked > there).any() or (looked > 8 * MASK_BYTES).any():
         return "more units were examined than there are"
-    unsigned = np.delete(figures.choice_rows, CHOICE_FIGURES.index("logit"), axis=1)
+    unsigned = np.delete(figures.choice_rows, CHOICE_STATS.index("logit"), axis=1)
     if any((one < 0).any() for one in (figures.rows, figures.parameter_rows, unsigned)):
         return "a figure is negative"
     if any(len(set(names)) < len(names) for names in (figures.sites, figures.parameters)):

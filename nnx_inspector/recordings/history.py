@@ -18,18 +18,18 @@ from nnx_inspector.recordings.tree_rows import layer_of
 from nnx_inspector.stats import table
 from nnx_inspector.stats.bins import (
     Binned,
-    axes,
+    histogram_edges,
     quantiles,
     ragged,
-    rebinned,
-    spread,
-    tabulated,
+    rebin,
+    spread_unseen,
+    tabulate,
 )
 from nnx_inspector.stats.choices.rows import (
-    choice_figure,
+    choice_stat,
     is_expert,
 )
-from nnx_inspector.stats.encoding import Packed, Sparse, decoded, ranges
+from nnx_inspector.stats.encoding import Packed, Sparse, decode, decode_ranges
 from nnx_inspector.stats.summary import STATISTICS
 from nnx_inspector.typing import Float
 
@@ -85,20 +85,20 @@ def history_of(
 
     Values outside the axis are counted in its outermost intervals.
     """
-    rows, kept = _binned(decoded(Packed.of(blobs))), set(spanned)
-    lows, highs = ranges(Packed.of(spanned))
+    rows, kept = _binned(decode(Packed.of(blobs))), set(spanned)
+    lows, highs = decode_ranges(Packed.of(spanned))
     some = np.isfinite(lows) & np.isfinite(highs)
     low, high = (lows[some].min(), highs[some].max()) if some.any() else (0.0, 0.0)
     counts = rows.counts[[blob in kept for blob in blobs]].sum(axis=0, keepdims=True)
     together = Binned(rows.bins, counts, np.array([low]), np.array([high]))
     anything = len(rows.bins) > 0
-    edges = axes(ragged(together), HISTORY_BINS, "symlog")[0] if anything else _no_axis()
+    edges = histogram_edges(ragged(together), HISTORY_BINS, "symlog")[0] if anything else _no_axis()
     total = rows.counts.sum(axis=1, keepdims=True)
     return HistoryArrays(
         steps=np.array(steps, np.float64),
         quantiles=quantiles(rows, np.array(HISTORY_QUANTILES)),
         edges=edges,
-        fractions=rebinned(ragged(rows), edges) / np.where(total > 0, total, np.nan),
+        fractions=rebin(ragged(rows), edges) / np.where(total > 0, total, np.nan),
     )
 
 
@@ -110,7 +110,7 @@ def _no_axis() -> _Floats:
 def _binned(found: Sparse) -> Binned:
     """The finite values of all summaries, one in each row. Saturated (unknown) rows are zeros."""
     low, high, many = found.low, found.high, len(found.kinds)
-    bins, counts = tabulated(*spread(found.rows, found.bins, found.counts, low, high), many)
+    bins, counts = tabulate(*spread_unseen(found.rows, found.bins, found.counts, low, high), many)
     counts[found.saturated] = 0.0
     return Binned(bins, counts, low, high)
 
@@ -119,9 +119,9 @@ def figures_of(blobs: Sequence[bytes]) -> Float[np.ndarray, "summary figure"]:
     """`STATISTICS` and the quantiles of each encoded summary; NaN for an unknown."""
     rows = [np.zeros((0, len(STATISTICS) + len(HISTORY_QUANTILES)))]
     for start in range(0, len(blobs), _BATCH):
-        found = decoded(Packed.of(blobs[start : start + _BATCH]))
+        found = decode(Packed.of(blobs[start : start + _BATCH]))
         of_each = quantiles(_binned(found), np.array(HISTORY_QUANTILES))
-        rows.append(np.concatenate([table.figures_of(found), of_each], axis=1))
+        rows.append(np.concatenate([table.stats_of(found), of_each], axis=1))
     return np.concatenate(rows)
 
 
@@ -163,7 +163,7 @@ def casts_frame(one: Pass | None) -> pd.DataFrame:
     columns = ["site", "quantity", "dtype", "scaled", "to_zero", "subnormal", "overflow"]
     if one is None:
         return pd.DataFrame(columns=columns)
-    keys, found = one.keys, decoded(one.packed)
+    keys, found = one.keys, decode(one.packed)
     parts: list[Any] = []
     for name, cast in table.CASTS.items():
         for scaled in (False, True):
@@ -184,7 +184,7 @@ def choices_frame(passes: Sequence[Pass], name: str, figures: Sequence[str]) -> 
         if one.figures is not None
         for site, own in one.figures.of_choices.items()
         if is_expert(site) == (name == "expert")
-        for number, row in enumerate(np.stack([choice_figure(own, f) for f in figures], 1).tolist())
+        for number, row in enumerate(np.stack([choice_stat(own, f) for f in figures], 1).tolist())
     ]
     frame: Any = pd.DataFrame(rows, columns=["step", "pass", "site", name, *figures])
     return frame.astype(dict.fromkeys(("step", "pass", name), "int64"))
@@ -203,7 +203,7 @@ def choices_over(
     alike = evenly_spaced([one for one in known if len(one[1]) == len(known[-1][1])], columns)
     steps = np.array([step for step, _ in alike], np.float64)
     over = {
-        name: np.array([choice_figure(rows, name) for _, rows in alike], np.float64).T
+        name: np.array([choice_stat(rows, name) for _, rows in alike], np.float64).T
         for name in (figures if alike else ())
     }
     some = {name: np.where(np.isfinite(x), x, np.nan) for name, x in over.items()}

@@ -45,7 +45,7 @@ from nnx_inspector.recordings.passes import (
     step_number,
 )
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.encoding import Packed, checked, renewed
+from nnx_inspector.stats.encoding import Packed, decode_checked, reencode
 
 _SPARE: Final = 8 * 2**20
 """Bytes of memory that loading may take beyond twice the file's size: enough for tiny summaries."""
@@ -335,9 +335,9 @@ class SectionReader:
         if packed.deflated:
             self._inflated += len(data)
             self._most += _INFLATED * len(data)
-            packed = renewed(packed, self._most - self._bytes_taken - _SUMMARY_BYTES * len(ends))
+            packed = reencode(packed, self._most - self._bytes_taken - _SUMMARY_BYTES * len(ends))
         nonfinite, start = set[tuple[str, str]](), 0
-        for found in checked(packed):
+        for found in decode_checked(packed):
             nonfinite |= nonfinite_in(keys[start:], found)
             start += len(found.kinds)
         return Pass(layout=layout_of(keys), packed=packed, found=frozenset(nonfinite), **marks)

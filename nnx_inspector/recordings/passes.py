@@ -24,12 +24,12 @@ from nnx_inspector.stats.encoding import (
     HEAD_BYTES,
     Packed,
     Sparse,
-    decoded,
-    encoded,
-    ranges,
+    decode,
+    decode_ranges,
+    encode,
 )
 from nnx_inspector.stats.summary import STATISTICS, Summary
-from nnx_inspector.stats.table import figures_of
+from nnx_inspector.stats.table import stats_of
 
 UPDATE: Final = {"update_ratio": "update"} | {
     f"update_{name}": name for name in ("lost", "decayed", "clipped")
@@ -70,7 +70,7 @@ def make_pass(
     kinds = NONFINITE.items()
     found = {(q, kind) for (_, q), one in hosts.items() for kind, n in kinds if one.bins[n]}
     how: Any = {"number": 0, "news": False, "found": frozenset(found), **marks}
-    packed = encoded(list(hosts.values()))
+    packed = encode(list(hosts.values()))
     return Pass(step=at, layout=layout_of(tuple(hosts)), packed=packed, **how)
 
 
@@ -150,7 +150,7 @@ def _layout_of_sites(keys: tuple[tuple[str, str], ...]) -> PassLayout:
 
 @functools.lru_cache(maxsize=600)  # the findings read the same ones after each pass
 def _decoded_summary(piece: bytes) -> Sparse:
-    return decoded(Packed.of([piece]))
+    return decode(Packed.of([piece]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -223,7 +223,7 @@ class Pass:
     @property
     def states(self) -> dict[str, Summary]:
         """The arrays of optimizers when the pass began, by their keys."""
-        found = decoded(self.packed)
+        found = decode(self.packed)
         return {key: found.summary(i) for i, (key, q) in enumerate(self.keys) if q == STATE}
 
     def update_ratio(self, path: str) -> float:
@@ -257,19 +257,19 @@ class Pass:
 
     def sizes(self, quantity: Quantity) -> dict[str, float]:
         """Site -> a bound of the sizes of a quantity's finite values; NaN if there are none."""
-        ends = np.abs(ranges(self.packed)).max(axis=0).tolist()
+        ends = np.abs(decode_ranges(self.packed)).max(axis=0).tolist()
         return {site: end for (site, q), end in zip(self.keys, ends, strict=True) if q == quantity}
 
     def norms(self, quantity: Quantity) -> dict[str, float]:
         """Site -> the L2 norm of a quantity; NaN where it is unknown."""
-        norms = figures_of(decoded(self.packed))[:, STATISTICS.index("norm")].tolist()
+        norms = stats_of(decode(self.packed))[:, STATISTICS.index("norm")].tolist()
         return {
             site: norm for (site, q), norm in zip(self.keys, norms, strict=True) if q == quantity
         }
 
     def items(self) -> Iterator[tuple[str, str, Summary]]:
         """Site, quantity and summary of everything measured, in recorded order."""
-        found = decoded(self.packed)
+        found = decode(self.packed)
         for row, (site, quantity) in enumerate(self.keys):
             yield site, quantity, found.summary(row)
 

@@ -54,8 +54,8 @@ from nnx_inspector.recordings.passes import (
 )
 from nnx_inspector.recordings.save import HELD, Journal, Sections, State, save
 from nnx_inspector.recordings.tree_rows import PARAMETER_QUANTITIES, STATE
-from nnx_inspector.stats.choices.rows import EXPERT_FIGURES, HEAD_FIGURES
-from nnx_inspector.stats.encoding import Packed, decoded
+from nnx_inspector.stats.choices.rows import EXPERT_STATS, HEAD_STATS
+from nnx_inspector.stats.encoding import Packed, decode
 from nnx_inspector.stats.summary import Summary
 
 if TYPE_CHECKING:
@@ -548,7 +548,7 @@ class Recording:
     def series(self, site: str, quantity: Quantity = "output") -> tuple[list[int], list[Summary]]:
         """The steps and summaries of all passes that measured this, oldest first."""
         steps, blobs = self._series(site, quantity)
-        found = decoded(Packed.of(blobs))
+        found = decode(Packed.of(blobs))
         return steps, [found.summary(row) for row in range(len(steps))]
 
     def history(
@@ -658,7 +658,7 @@ class Recording:
             0  @attention     0       1.0   4.0
             1  @attention     1       1.0   4.0
         """
-        return choices_frame(self.passes, "head", HEAD_FIGURES)
+        return choices_frame(self.passes, "head", HEAD_STATS)
 
     def experts_frame(self) -> pd.DataFrame:
         """What each expert of each router was given in each pass, as a tidy pandas frame.
@@ -679,7 +679,7 @@ class Recording:
 
         A site is the call that chooses, `"moe@experts"`.
         """
-        return choices_frame(self.passes, "expert", EXPERT_FIGURES)
+        return choices_frame(self.passes, "expert", EXPERT_STATS)
 
     def metrics_frame(self) -> pd.DataFrame:
         """The metrics as a tidy pandas frame: columns `step, name, value`, name by name."""

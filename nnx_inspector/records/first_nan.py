@@ -25,7 +25,7 @@ from nnx_inspector.program.stage import StagedCall, stage_call
 from nnx_inspector.records import nan_search as search
 from nnx_inspector.records.backward import differentiated_argument, require_scalar
 from nnx_inspector.records.donated import require_staged
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import PyTree, Value
 
 
@@ -94,7 +94,7 @@ def _warn_of_nan_before(stage: StagedCall) -> None:
     for name, one in held.items():
         for x in jax.tree.leaves(one):
             if is_array(x) and _is_inexact(x) and jnp.isnan(x).any():
-                text = in_words(x.dtype, x.shape)
+                text = type_text(x.dtype, x.shape)
                 warn(
                     f"first_nan found no operation that makes a NaN: {name}, {text}, has one "
                     "before the call. Look for it in the step before, or in the data."

@@ -16,7 +16,7 @@ from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.hooks.variables import variables_by_path
 from nnx_inspector.program.stage import StagedCall, array_names, variables_of_state
 from nnx_inspector.records.record import Parameter
-from nnx_inspector.stats.measure_gauges import is_sampled
+from nnx_inspector.stats.samples.sample_parameters import is_sampled
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Array, PyTree, Value

@@ -19,7 +19,7 @@ from nnx_inspector.errors import InspectorError
 from nnx_inspector.hooks.sites import site_key
 from nnx_inspector.recordings.compare import differences
 from nnx_inspector.records.donated import donated_text, is_deleted
-from nnx_inspector.stats.summarize import in_words, summarize
+from nnx_inspector.stats.summarize import summarize, type_text
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Array, DTypeLike, PyTree
 
@@ -96,7 +96,7 @@ def weight_differences(a: object, b: object) -> list[ComparedArray]:
             "parameter": path,
             "type": here[0][0],
             "in": "both" if len(here) == 2 else "a" if pair[0] is not None else "b",
-            "array": " and ".join(dict.fromkeys(in_words(x.dtype, x.shape) for _, x in here)),
+            "array": " and ".join(dict.fromkeys(type_text(x.dtype, x.shape) for _, x in here)),
             **figures,
         }
         rows.append((row, change))

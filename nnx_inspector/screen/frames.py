@@ -21,8 +21,8 @@ from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import STATE, name_below, site_of_parameter
 from nnx_inspector.screen import protocol
 from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, is_expert
-from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decoded
-from nnx_inspector.stats.table import CASTS, casts_of, figures_of, sparklines_of
+from nnx_inspector.stats.encoding import HEAD_BYTES, Packed, decode
+from nnx_inspector.stats.table import CASTS, casts_of, sparklines_of, stats_of
 
 StepsMessage = protocol.History | protocol.Updates | protocol.Choices
 """A message with what a site did over the steps."""
@@ -49,8 +49,8 @@ def table_of(keys: Sequence[str], one: Pass | None) -> tuple[np.ndarray, np.ndar
         if s in rows and q in columns
     ]
     part, row, column = np.array(at, int).reshape(-1, 3).T
-    found = decoded(one.packed)
-    table[row, column] = figures_of(found)[part]
+    found = decode(one.packed)
+    table[row, column] = stats_of(found)[part]
     sparks[row, column] = sparklines_of(found, protocol.SPARK)[part]
     return table, sparks
 
@@ -112,7 +112,7 @@ class ParameterTable:
             for j, quantity in enumerate(protocol.PARAMETER_QUANTITIES):
                 piece = self.measured.piece(path, quantity)
                 if piece is not None:
-                    found[i, j] = figures_of(decoded(Packed.of([piece])))[0]
+                    found[i, j] = stats_of(decode(Packed.of([piece])))[0]
         return found
 
     def headers(
@@ -280,7 +280,7 @@ def casts_message(
     if not len(recording):
         raise InspectorError("no pass was measured yet.")
     one, known = recording.passes[-1], set(keys)
-    found = decoded(one.packed)
+    found = decode(one.packed)
     each = [
         np.concatenate([casts_of(found, x), casts_of(found, x, scaled=True)[:, :2]], axis=1)
         for x in CASTS.values()

@@ -18,7 +18,7 @@ from jax import lax
 from nnx_inspector.stats.bins import MINUS_ZERO_BIN, NAN_BIN, NEGINF_BIN, POSINF_BIN, ZERO_BIN
 from nnx_inspector.typing import Array, Bool, Int, Num, UInt32, Value
 
-APART: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
+EXACT_BINS: Final = (ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN)
 """The bins whose counts are exact, in the order in which they are counted."""
 
 
@@ -57,7 +57,7 @@ def real_values(x: jax.Array) -> jax.Array:
     return x.astype(exact)
 
 
-def in_real_parts(x: jax.Array) -> jax.Array:
+def as_real_pairs(x: jax.Array) -> jax.Array:
     """Complex numbers as pairs of reals, along an axis behind the others; other arrays as they are.
 
     Sums of squares, shares of equal values and counts of values that are not finite are then those
@@ -65,6 +65,13 @@ def in_real_parts(x: jax.Array) -> jax.Array:
     """
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     return jnp.stack([x.real, x.imag], axis=-1) if is_complex else x
+
+
+# Whether a value is 0, finite or the larger of two is read from its bits. XLA on a CPU sets the
+# processor to take subnormals for 0, in comparisons too, so `x == 0` is true of 1e-40 and the
+# minimum of 1e-40 and 0 is either; other platforms do as the standard says. Bits are compared as
+# integers, the same everywhere. XLA may also reorder integers, unlike floats, and so vectorise a
+# reduction of them.
 
 
 def bit_pattern(value: jax.Array) -> jax.Array:
@@ -95,6 +102,9 @@ def from_keys(keys: jax.Array, dtype: Any) -> jax.Array:
 
 def _folded(bits: jax.Array) -> jax.Array:
     """Bit patterns of floats as keys, and keys as bit patterns."""
+    # A float's bits are its sign and then its size, which ascends with the integer. Of a negative
+    # one all bits but the sign are flipped, so that a larger size becomes a smaller integer. The
+    # shift copies the sign into every bit: the mask is all ones for negative numbers, else 0.
     width = bits.dtype.itemsize * 8
     return bits ^ ((bits >> (width - 1)) & np.iinfo(bits.dtype).max)
 
@@ -114,13 +124,17 @@ def extremes_of(
 def scaled_difference(a: jax.Array, b: jax.Array, factor: Value) -> jax.Array:
     """(a - b) * factor in the dtype of the sums, without overflow; exact for integers."""
     if is_floating(a):
-        return a * factor - b * factor  # factor is a power of two: the products are exact
+        # `a - b` may be beyond the dtype when neither is, so both are scaled first. The factor is a
+        # power of two, which changes the exponents only: the result is the rounded difference.
+        return a * factor - b * factor
+    # Two integers may be 2**bits apart. The smaller one is subtracted from the larger modulo
+    # 2**bits, which is their distance as an unsigned integer.
     unsigned, real = np.dtype(f"uint{a.dtype.itemsize * 8}"), sum_dtype(a.dtype)
-    up, down = (c.astype(unsigned).astype(real) for c in (a - b, b - a))  # modulo 2**bits
+    up, down = (c.astype(unsigned).astype(real) for c in (a - b, b - a))
     return jnp.where(a >= b, up, -down) * factor
 
 
-def moved_shift(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
+def move_shift(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Array) -> jax.Array:
     """A shift moved by step, within [low, high]; step is rounded for integers."""
     if is_floating(shift):
         return jnp.clip(shift + step, low, high)
@@ -134,6 +148,9 @@ def moved_shift(shift: jax.Array, step: jax.Array, low: jax.Array, high: jax.Arr
 
 def scale_for(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A power of two, 2 to 4 times the largest |half|, and 1 / it; both 0 where all are 0."""
+    # The biased exponent is moved by two in the bits, and clipped so that neither the scale nor its
+    # inverse is subnormal or Inf; biased exponents of the two add up to `largest + 1`. Deviations
+    # divided by such a scale are at most 1, so no square overflows, and dividing is exact.
     half = functools.reduce(jnp.maximum, [jnp.abs(h) for h in halves])
     mantissa = 52 if half.dtype == np.float64 else 23
     biased = bit_pattern(half) >> mantissa
@@ -146,7 +163,7 @@ def scale_for(*halves: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.where(spread, scale, 0), jnp.where(spread, inverse, 0)
 
 
-def merged_about_mean(
+def merge_about_mean(
     points: jax.Array, sums: jax.Array, n: jax.Array, *, axis: int
 ) -> tuple[list[jax.Array], list[jax.Array]]:
     """Parts of n finite values merged along an axis, as the `points` and `sums` of a Summary.
@@ -154,6 +171,9 @@ def merged_about_mean(
     First about the largest part's shift, then about the mean (Chan, Golub and LeVeque 1983). All
     figures are 0 where no part has a value.
     """
+    # Sums about a shift far from the mean cancel: sum2 / n - (sum1 / n)**2 is then the difference
+    # of two large numbers. About the shift of the part with the most values they cancel little, and
+    # give a mean that is good enough to be the shift of the result.
     (low, high, shifts), (scales, _, _) = points, sums
     used, total = n > 0, n.sum(axis=axis)
     low, high = extremes_of(low, high, used, axis=axis)
@@ -165,16 +185,18 @@ def merged_about_mean(
     scale, factor = scale_for(jnp.abs(apart).max(axis=axis), spread.max(axis=axis))
     unit = jnp.expand_dims(factor, axis)
     delta = scaled_difference(shifts, origin, unit)
-    sum1 = jnp.where(used, _about(sums, n, delta, unit)[0], 0).sum(axis=axis)
+    sum1 = jnp.where(used, _sums_about(sums, n, delta, unit)[0], 0).sum(axis=axis)
     origin = origin.squeeze(axis)
-    shift = moved_shift(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
+    shift = move_shift(origin, sum1 / jnp.maximum(total, 1) * scale, low, high)
     delta = delta + jnp.expand_dims(scaled_difference(origin, shift, factor), axis)
-    moments = [jnp.where(used, x, 0).sum(axis=axis) for x in _about(sums, n, delta, unit)]
+    moments = [jnp.where(used, x, 0).sum(axis=axis) for x in _sums_about(sums, n, delta, unit)]
     ends = [jnp.where(total > 0, x, jnp.zeros_like(x)) for x in (low, high, shift)]
     return ends, [scale, *moments]
 
 
-def _about(sums: jax.Array, n: jax.Array, delta: Value, factor: jax.Array) -> tuple[Array, Array]:
+def _sums_about(
+    sums: jax.Array, n: jax.Array, delta: Value, factor: jax.Array
+) -> tuple[Array, Array]:
     """sum1 and sum2 of n values, in the unit 1 / factor, about a shift that is lower by delta."""
     scale, sum1, sum2 = sums
     ratio = scale * factor
@@ -182,7 +204,7 @@ def _about(sums: jax.Array, n: jax.Array, delta: Value, factor: jax.Array) -> tu
     return sum1 + n * delta, sum2 + 2 * delta * sum1 + n * delta * delta
 
 
-def in_rows(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
+def fused_stack(figures: list[jax.Array], *, axis: int = 0) -> jax.Array:
     """As `stack`, but XLA fuses this loop; a concatenation is a kernel of its own."""
     shape = list(figures[0].shape)
     shape.insert(axis % (len(shape) + 1), len(figures))
@@ -216,19 +238,16 @@ def is_finite(value: Num[Array, "*shape"]) -> Bool[Array, "*shape"]:
 # Reducers are functions of a module: jax keeps a jaxpr for each function that it reduces by.
 
 
-def added(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
+def add(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     return tuple(one + other for one, other in zip(a, b, strict=True))
 
 
-def pair_of_counters(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
-    return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *added(a[2:], b[2:])
+def merge_counters(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
+    return jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1]), *add(a[2:], b[2:])
 
 
 def counters(value: jax.Array) -> tuple[list[jax.Array], list[Value]]:
-    """Operands and initial values of `pair_of_counters`: extremes and the counts of `APART`.
-
-    XLA may reorder integers, unlike floats, and hence vectorise them.
-    """
+    """Operands and initial values of `merge_counters`: extremes and the counts of `EXACT_BINS`."""
     finite = is_finite(value)
     key = ordered_keys(value)
     first, last = _limits(key.dtype)
@@ -260,11 +279,11 @@ def from_counters(
     some = low <= high
     ends = [from_keys(end, value.dtype) for end in (low, high)]
     low, high = (jnp.where(some, x, jnp.zeros_like(x)) for x in ends)
-    return low, high, dict(zip(APART, counts, strict=False))
+    return low, high, dict(zip(EXACT_BINS, counts, strict=False))
 
 
-def one_each(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[np.ndarray, ...]]:
-    """Each value as a part for `pair_of_parts`, and the part of no values.
+def single_parts(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[np.ndarray, ...]]:
+    """Each value as a part for `merge_parts`, and the part of no values.
 
     A part is the number of its finite values, one of them, an exponent, half the distance of the
     mean from that value, and the sum of squares of half the distances from the mean, the last two
@@ -275,14 +294,20 @@ def one_each(value: jax.Array) -> tuple[tuple[jax.Array, ...], tuple[np.ndarray,
     return parts, tuple(np.array(0, x.dtype) for x in parts)
 
 
-def pair_of_parts(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
+def merge_parts(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     """Two parts as one (Chan, Golub and LeVeque 1983), so that no mean must be known beforehand.
 
     Each carries its own scale (Anderson 2017, "Algorithm 978: Safe scaling in the level 1 BLAS").
     """
+    # One reduction must find the sums and what scales them, so the scale cannot be known first.
+    # Each part has its own exponent e, and its mean is kept as the distance from one of its values:
+    # that is small where the values are alike, so nothing cancels. Two parts are brought to the
+    # larger exponent by the powers of two f1 and f2 (0 if the other is too small to matter). The
+    # distance of the two values is split into fraction and exponent in the same way, by its bits; a
+    # subnormal distance has no exponent of its own and is multiplied into the normal range instead.
     (n1, at1, e1, mean1, square1), (n2, at2, e2, mean2, square2) = a, b
     real = mean1.dtype
-    width, bias = _layout(real)
+    width, bias = _float_layout(real)
     n, both = n1 + n2, (n1 > 0) & (n2 > 0)
     half = jnp.where(both, scaled_difference(at2, at1, 0.5), np.array(0, real))
     bits = bit_pattern(half)
@@ -311,15 +336,18 @@ def sums_of_part(part: Sequence[Array]) -> list[jax.Array]:
 
 
 def as_words(n: jax.Array, points: jax.Array, sums: jax.Array) -> jax.Array:
-    """The points and sums of n finite values (uint32) as a part that `merged_words` reads."""
+    """The points and sums of n finite values (uint32) as a part that `merge_words` reads."""
+    # The parts of several devices are added up as integers, so each device writes to places of its
+    # own and leaves 0 elsewhere. Sums about a shift become the mean and the squares about it, which
+    # `merge_parts` takes; the scale is a power of two, of which the exponent is enough.
     low, high, shift = (points[..., i] for i in range(3))
     scale, sum1, sum2 = (sums[..., i] for i in range(3))
     many = n.astype(sums.dtype)
     mean = sum1 / (2 * jnp.maximum(many, 1))
     square = jnp.maximum(sum2 / 4 - many * (mean * mean), 0)
-    exponent = bit_pattern(scale) >> _layout(scale.dtype)[0]
+    exponent = bit_pattern(scale) >> _float_layout(scale.dtype)[0]
     figures = [ordered_keys(low), ordered_keys(high), shift, mean, square]
-    return in_rows(
+    return fused_stack(
         [n, exponent.astype(jnp.uint32), *(w for x in figures for w in words_of(x))], axis=-1
     )
 
@@ -328,7 +356,7 @@ def width_of_words(exact: np.dtype[Any]) -> int:
     return 2 + 5 * exact.itemsize // 4
 
 
-def merged_words(words: jax.Array, exact: np.dtype[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
+def merge_words(words: jax.Array, exact: np.dtype[Any]) -> tuple[list[jax.Array], list[jax.Array]]:
     """The points and sums of parts, merged along the axis before the last."""
     real = sum_dtype(exact)
     key = exact if exact.kind in "iu" else np.dtype(f"int{exact.itemsize * 8}")
@@ -342,23 +370,23 @@ def merged_words(words: jax.Array, exact: np.dtype[Any]) -> tuple[list[jax.Array
     low, high = (jnp.where(parts[0] > 0, x, x0) for x, x0 in ((low, last), (high, first)))
     none = (last, first, *(np.array(0, x.dtype) for x in parts))
     axis = words.ndim - 2
-    low, high, *part = lax.reduce((low, high, *parts), none, _pair_of_merged, (axis,))
+    low, high, *part = lax.reduce((low, high, *parts), none, _merge_extremes_and_parts, (axis,))
     some = low <= high
     ends = [jnp.where(some, from_keys(x, exact), jnp.zeros((), exact)) for x in (low, high)]
     shift, *sums = sums_of_part(part)
     return [*ends, shift], sums
 
 
-def _pair_of_merged(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
+def _merge_extremes_and_parts(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
     low, high = jnp.minimum(a[0], b[0]), jnp.maximum(a[1], b[1])
-    return low, high, *pair_of_parts(a[2:], b[2:])
+    return low, high, *merge_parts(a[2:], b[2:])
 
 
 def power_of_two(biased: jax.Array, real: Any) -> jax.Array:
     """2 to an exponent, which is biased as in a float of this dtype; 0 for 0."""
-    return lax.bitcast_convert_type(biased << _layout(real)[0], real)
+    return lax.bitcast_convert_type(biased << _float_layout(real)[0], real)
 
 
-def _layout(real: object) -> tuple[int, int]:
+def _float_layout(real: object) -> tuple[int, int]:
     """The bits of a float's fraction, and the bias of its exponent."""
     return (52, 1023) if real == np.float64 else (23, 127)

@@ -31,25 +31,25 @@ from nnx_inspector._compat.native import (
 )
 from nnx_inspector._compat.sharding import pad_axes_evenly
 from nnx_inspector.stats.arithmetic import (
-    added,
+    add,
     as_words,
     bit_pattern,
     counters,
     from_counters,
     from_words,
-    in_rows,
+    fused_stack,
     infinity_pattern,
     is_finite,
     is_floating,
-    merged_words,
-    moved_shift,
-    one_each,
-    pair_of_counters,
-    pair_of_parts,
+    merge_counters,
+    merge_parts,
+    merge_words,
+    move_shift,
     points_dtype,
     real_values,
     scale_for,
     scaled_difference,
+    single_parts,
     sum_dtype,
     sums_of_part,
     width_of_words,
@@ -73,11 +73,11 @@ SAMPLE: Final = 2**16
 """The least number of values in a sample: the rank of a quantile is within 1.1 % (`rank_error`)."""
 _MIDDLE, _LAST = 32, 64
 """Indices that a sample keeps of the axes between the first and the last, and of the last."""
-_FEW: Final = 2**12
-_CROWD: Final = 2**20
+_SHIFT_SAMPLE: Final = 2**12
+_CONTENDED: Final = 2**20
 """From this many values on, a GPU uses private counters: additions to one would queue up."""
 _COUNTERS: Final = 512
-_MANY: Final = 2**24
+_LARGE: Final = 2**24
 """The values of a large array: reading it twice takes less time there than merging parts, which is
 ten times the arithmetic."""
 _BLOCK: Final = 2**18
@@ -89,11 +89,11 @@ _IN_C: Final = frozenset(
 )
 """The dtypes that the function in C reads; others are converted first."""
 
-_Raw = tuple[jax.Array, jax.Array, jax.Array]
+_Fields = tuple[jax.Array, jax.Array, jax.Array]
 _Axes = tuple[int, ...]
 
 
-def array_stats(x: jax.Array, *, batch_rank: int, sample: Sample) -> _Raw:
+def array_stats(x: jax.Array, *, batch_rank: int, sample: Sample) -> _Fields:
     """The `bins`, `points` and `sums` of a Summary.
 
     Args:
@@ -131,29 +131,30 @@ def _strides(shape: tuple[int, ...], least: int) -> tuple[int, ...]:
     inner = sorted(range(1, last), key=lambda axis: -shape[axis])
     gently = [*((axis, _MIDDLE) for axis in inner), (last, _LAST)]
     for axis, keep in [*gently, (0, 1), *((axis, 1) for axis in inner), (last, 1)]:
-        kept = [_kept(n, step) for n, step in zip(shape, steps, strict=True)]
+        kept = [_kept_length(n, step) for n, step in zip(shape, steps, strict=True)]
         wanted = max(keep, -(-least * kept[axis] // math.prod(kept)))
         step = max(shape[axis] // wanted, 1)
         while step > 1 and not (
-            _fits(step, shape[axis], odd=axis == last) and _kept(shape[axis], step) >= wanted
+            _may_step(step, shape[axis], odd=axis == last)
+            and _kept_length(shape[axis], step) >= wanted
         ):
             step -= 1
         steps[axis] = max(step, steps[axis])
     return tuple(steps)
 
 
-def _fits(step: int, length: int, *, odd: bool) -> bool:
+def _may_step(step: int, length: int, *, odd: bool) -> bool:
     devices = jax.device_count()
     if devices == 1:
         return not odd or step % 2 == 1
     return (length // math.gcd(length, devices)) % step == 0
 
 
-def _kept(length: int, step: int) -> int:
+def _kept_length(length: int, step: int) -> int:
     return -(-(length - step // 2) // step)
 
 
-def _part(x: jax.Array, batch_rank: int, steps: tuple[int, ...]) -> jax.Array:
+def _sample(x: jax.Array, batch_rank: int, steps: tuple[int, ...]) -> jax.Array:
     if all(step == 1 for step in steps):
         return x
     every = (1,) * batch_rank + steps
@@ -165,7 +166,7 @@ _array_stats.multiple_results = True
 
 
 @_array_stats.def_abstract_eval
-def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Value]:
+def _abstract_eval(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Value]:
     rows, exact = x.shape[:batch_rank], points_dtype(x.dtype)
     spec = PartitionSpec(*[None] * (batch_rank + 1))
     sharding = NamedSharding(x.sharding.mesh, spec)
@@ -177,7 +178,7 @@ def _types(x: Value, *, batch_rank: int, steps: tuple[int, ...]) -> list[Value]:
 
 
 @_array_stats.def_impl
-def _run(x: Value, **how: Any) -> Sequence[Value]:
+def _impl(x: Value, **how: Any) -> Sequence[Value]:
     x = jnp.asarray(x)  # without jit (`jax_disable_jit`) a NumPy array arrives as it is
     (platform,) = {device.platform for device in x.devices()}
     if platform == "cpu" and not can_call_on(len(x.devices())):
@@ -185,20 +186,20 @@ def _run(x: Value, **how: Any) -> Sequence[Value]:
     return _program_for(platform)(x, **how)
 
 
-def _batched(
+def _batch_rule(
     args: Sequence[Value], dims: Sequence[int], *, batch_rank: int, steps: tuple[int, ...]
 ) -> tuple[list[Value], list[int]]:
     x = jnp.moveaxis(args[0], dims[0], 0)
     return _array_stats.bind(x, batch_rank=batch_rank + 1, steps=steps), [0, 0, 0]
 
 
-batching.primitive_batchers[_array_stats] = _batched
+batching.primitive_batchers[_array_stats] = _batch_rule
 
 
 # ------------------------------------------------------------------ a program for each platform
 
 
-def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
+def _on_one_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Fields:
     """On one CPU: a function in C that reads once and needs no compiler."""
     exact = points_dtype(x.dtype)
     if x.dtype.name not in _IN_C:
@@ -209,22 +210,24 @@ def _on_a_cpu(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
     return bins, points, sums
 
 
-def _read_by_kind(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Raw:
+def _on_cpus(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...]) -> _Fields:
     """On several CPUs: integers in one reduction, sums in others, so that each is vectorised."""
-    value, part = real_values(x), real_values(_part(x, batch_rank, steps))
+    value, part = real_values(x), real_values(_sample(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    points, sums, apart = _read_twice(x, value, axes)
-    bins = _counted(_scattered, value, part, axes, apart)
-    return bins, in_rows(points, axis=-1), in_rows(sums, axis=-1)
+    points, sums, apart = _two_reductions(x, value, axes)
+    bins = _count_bins(_scatter, value, part, axes, apart)
+    return bins, fused_stack(points, axis=-1), fused_stack(sums, axis=-1)
 
 
-def _in_parts(x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], devices: int) -> _Raw:
+def _on_cpus_in_parts(
+    x: jax.Array, *, batch_rank: int, steps: tuple[int, ...], devices: int
+) -> _Fields:
     """On several CPUs: each reads what it holds, and one exchange adds up what they find."""
     (words,) = _words(x, rows=batch_rank, steps=steps, devices=devices)
     return from_parts(words, points_dtype(x.dtype))
 
 
-def array_stats_apart(
+def array_stats_unreduced(
     x: Num[Array, "..."], *, batch_rank: int, sample: Sample
 ) -> UInt32[Array, "*rows words"]:
     """What `from_parts` makes figures of, once `sum_over_devices` has added it up."""
@@ -232,17 +235,19 @@ def array_stats_apart(
     return _words(x, rows=batch_rank, apart=True, **how)[0]
 
 
-def from_parts(words: UInt32[Array, "*rows words"], exact: np.dtype[Any]) -> _Raw:
+def from_parts(words: UInt32[Array, "*rows words"], exact: np.dtype[Any]) -> _Fields:
     """The figures of an array, from what all devices have found in their parts."""
     parts = words[..., BINS:].reshape(*words.shape[:-1], -1, width_of_words(exact))
-    first, second = merged_words(parts, exact)
-    return words[..., :BINS], in_rows(first, axis=-1), in_rows(second, axis=-1)
+    first, second = merge_words(parts, exact)
+    return words[..., :BINS], fused_stack(first, axis=-1), fused_stack(second, axis=-1)
 
 
 def _words_of_part(
     x: jax.Array, part: Part, *, rows: int, steps: tuple[int, ...], devices: int
 ) -> list[jax.Array]:
     bins, points, sums = _array_stats.bind(x, batch_rank=rows, steps=steps)
+    # What the devices return is added up. Counts may be; extremes and moments may not, so the
+    # vector has a place for those of each device, in which all others have zeros.
     n = jnp.uint32(math.prod(x.shape[rows:]))
     finite = n - sum(bins[..., i] for i in (NAN_BIN, POSINF_BIN, NEGINF_BIN))
     mine = as_words(finite, points, sums)[..., None, :]
@@ -262,22 +267,28 @@ def _keeps_sample(
 _words = partitioned(_words_of_part, _keeps_sample)
 
 
-def _read_once(
+def _on_accelerator(
     x: jax.Array,
     *,
     batch_rank: int,
     steps: tuple[int, ...],
     count: Callable[..., jax.Array],
-) -> _Raw:
+) -> _Fields:
     """On an accelerator: exact figures, of most arrays in one reduction."""
-    x = lax.optimization_barrier(x)  # or XLA would fold a constant while compiling, for minutes
-    value, part = real_values(x), real_values(_part(x, batch_rank, steps))
+    # XLA computes at compile time what depends on constants only. A parameter that the user's
+    # function closes over is one, and XLA's own interpreter takes minutes to reduce it. Behind the
+    # barrier it is no constant.
+    x = lax.optimization_barrier(x)
+    value, part = real_values(x), real_values(_sample(x, batch_rank, steps))
     axes = tuple(range(batch_rank, x.ndim))
-    is_large = x.size >= _MANY
-    points, sums, apart = _read_twice(x, value, axes) if is_large else _read(value, axes)
-    # one array of all figures is made by one kernel, and joined to others as a whole
+    is_large = x.size >= _LARGE
+    points, sums, apart = (
+        _two_reductions(x, value, axes) if is_large else _one_reduction(value, axes)
+    )
+    # All results of an array are words of one vector, which one kernel makes and one copy joins to
+    # those of other arrays. As three outputs they would be three kernels.
     behind = [word for x in (*points, *sums) for word in words_of(x)]
-    whole = _counted(count, value, part, axes, apart, behind)
+    whole = _count_bins(count, value, part, axes, apart, behind)
     half = BINS + len(behind) // 2
     first, second = (
         from_words(words, x[0].dtype)
@@ -286,36 +297,36 @@ def _read_once(
     return whole[..., :BINS], first, second
 
 
-_Figures = tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]
-"""Points, sums and the counts of `APART`."""
+_Stats = tuple[list[jax.Array], list[jax.Array], dict[int, jax.Array]]
+"""Points, sums and the counts of `EXACT_BINS`."""
 
 
-def _read_twice(x: jax.Array, value: jax.Array, axes: _Axes) -> _Figures:
+def _two_reductions(x: jax.Array, value: jax.Array, axes: _Axes) -> _Stats:
     """First the counts and extremes, which are the scale of the sums, then these."""
     operands, initial = counters(value)
-    found = lax.reduce(tuple(operands), tuple(initial), pair_of_counters, axes)
+    found = lax.reduce(tuple(operands), tuple(initial), merge_counters, axes)
     low, high, apart = from_counters(value, found)
-    shift = _near_mean(_few(x, axes[0]), axes, low, high)
+    shift = _mean_of(_shift_sample(x, axes[0]), axes, low, high)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
     )
-    d = scaled_difference(value, _broadcastable(shift, axes), _broadcastable(factor, axes))
+    d = scaled_difference(value, _expand(shift, axes), _expand(factor, axes))
     d = jnp.where(is_finite(value), d, 0)
     return [low, high, shift], [scale, d.sum(axis=axes), (d * d).sum(axis=axes)], apart
 
 
-def _pair(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
-    return *pair_of_counters(a[:-5], b[:-5]), *pair_of_parts(a[-5:], b[-5:])
+def _merge_counters_and_parts(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
+    return *merge_counters(a[:-5], b[:-5]), *merge_parts(a[-5:], b[-5:])
 
 
-def _read(value: jax.Array, axes: _Axes) -> _Figures:
-    """All from one reduction: see `pair_of_parts`."""
+def _one_reduction(value: jax.Array, axes: _Axes) -> _Stats:
+    """All from one reduction: see `merge_parts`."""
     operands, initial = counters(value)
-    parts, none = one_each(value)
+    parts, none = single_parts(value)
     *found, n, origin, e, mean, square = lax.reduce(
         (*operands, *parts),
         (*initial, *none),
-        _pair,
+        _merge_counters_and_parts,
         axes,
     )
     low, high, apart = from_counters(value, found)
@@ -323,34 +334,34 @@ def _read(value: jax.Array, axes: _Axes) -> _Figures:
     return [low, high, shift], sums, apart
 
 
-def _few(x: jax.Array, batch_rank: int) -> jax.Array:
+def _shift_sample(x: jax.Array, batch_rank: int) -> jax.Array:
     """The values about whose mean all others are summed.
 
     The mean of m of n values is at most sqrt(n / m - 1) standard deviations from the mean of all,
     so the sums cancel little (Chan, Golub and LeVeque 1983).
     """
-    return real_values(_part(x, batch_rank, _strides(x.shape[batch_rank:], _FEW)))
+    return real_values(_sample(x, batch_rank, _strides(x.shape[batch_rank:], _SHIFT_SAMPLE)))
 
 
-def _near_mean(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -> jax.Array:
+def _mean_of(value: jax.Array, axes: _Axes, low: jax.Array, high: jax.Array) -> jax.Array:
     """The mean of the finite values of each row, within [low, high]."""
     real, n = sum_dtype(value.dtype), math.prod(value.shape[axis] for axis in axes)
     # Each value is first divided by at least n, because the sum of the values could overflow.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     origin = jnp.zeros_like(low) if is_floating(value) else low
-    shares = scaled_difference(value, _broadcastable(origin, axes), jnp.asarray(share, real))
+    shares = scaled_difference(value, _expand(origin, axes), jnp.asarray(share, real))
     finite = is_finite(value)
     zero = np.array(0, real)
     total, many = lax.reduce(
         (jnp.where(finite, shares, 0), finite.astype(real)),
         (zero, zero),
-        added,
+        add,
         axes,
     )
-    return moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
+    return move_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
 
 
-def _broadcastable(figure: jax.Array, axes: _Axes) -> jax.Array:
+def _expand(figure: jax.Array, axes: _Axes) -> jax.Array:
     """A figure of each row, with axes of length 1 in place of the reduced ones."""
     return lax.expand_dims(figure, axes)
 
@@ -371,7 +382,7 @@ def _bins_of(value: Num[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return jnp.where(magnitude > infinity, jnp.uint32(NAN_BIN), index)
 
 
-def _counted(
+def _count_bins(
     count: Callable[..., jax.Array],
     value: jax.Array,
     part: jax.Array,
@@ -379,10 +390,11 @@ def _counted(
     apart: dict[int, jax.Array],
     behind: Sequence[jax.Array] = (),
 ) -> jax.Array:
-    """The bins of a part, the counts of `APART`, the unseen values, and the numbers `behind` them.
+    """The bins of a part, with the known counts of `EXACT_BINS` and of the unseen values in place
+    of those of the part, and the numbers `behind` them.
 
-    Values of the part that `APART` counts go to the unseen. The known counts come in last: where
-    counting begins with zeros, XLA makes those of all arrays of a program in one kernel.
+    Known counts come in last: where counting begins with zeros, XLA makes those of all arrays of a
+    program in one kernel.
     """
     index = _bins_of(part)
     known = {BINS + i: number for i, number in enumerate(behind)}
@@ -403,13 +415,15 @@ def _counted(
 # ------------------------------------------------------------------ counting
 
 
-def _scattered(
+def _scatter(
     index: UInt32[Array, "*rows_and_values"], batch_rank: int, *, lanes: int = 1
 ) -> UInt32[Array, "*rows bins"]:
     """How often each of the 4096 bins occurs, uint32, rows + (4096,).
 
     With several lanes, neighbours along the last axis have separate counters.
     """
+    # An index that XLA knows to be in bounds needs no test. The counter behind the others is that
+    # of the padding which `pad_axes_evenly` may add, so that the axis divides among the devices.
     rows = index.shape[:batch_rank]
     length = lanes * BINS
     counters = math.prod(rows) * length
@@ -426,22 +440,23 @@ def _scattered(
     return counts.sum(axis=-2, dtype=jnp.uint32)
 
 
-def _counted_apart(
+def _scatter_in_lanes(
     index: UInt32[Array, "*rows_and_values"], batch_rank: int
 ) -> UInt32[Array, "*rows bins"]:
     """On a GPU: additions to one counter queue up, so that many values get several."""
     rows = math.prod(index.shape[:batch_rank])
-    lanes = min(_COUNTERS // rows, index.shape[-1]) if index.size >= _CROWD else 1
-    return _scattered(index, batch_rank, lanes=max(lanes, 1))
+    lanes = min(_COUNTERS // rows, index.shape[-1]) if index.size >= _CONTENDED else 1
+    return _scatter(index, batch_rank, lanes=max(lanes, 1))
 
 
-def _multiplied(
+def _count_by_products(
     index: UInt32[Array, "*rows_and_values"], batch_rank: int
 ) -> UInt32[Array, "*rows bins"]:
-    """For a TPU, whose scatter is slow: products of one-hot halves of each bin's number.
-
-    The sums are exact, because they stay below 2**24.
-    """
+    """For a TPU, whose scatter is slow: products of one-hot halves of each bin's number."""
+    # A bin's number is 64 * upper + lower. The product of the one-hot matrices of both halves has
+    # at [upper, lower] how often they occur together: 4096 counters from a matrix product, which is
+    # what a TPU does fast. Zeros and ones are exact in bfloat16, and sums of them in float32 up to
+    # 2**24, which is why a block has fewer values.
     rows, half = index.shape[:batch_rank], math.isqrt(BINS)
     flat = index.reshape(*rows, -1)
     blocks = -(-flat.shape[-1] // _BLOCK)
@@ -464,19 +479,19 @@ def _multiplied(
     return total.reshape(*rows, BINS)
 
 
-_PROGRAMS: Final[dict[str | None, Callable[..., _Raw]]] = {
-    "cpu": _on_a_cpu,
-    "cpus": _read_by_kind,
-    "tpu": functools.partial(_read_once, count=_multiplied),
-    None: functools.partial(_read_once, count=_counted_apart),
+_PROGRAMS: Final[dict[str | None, Callable[..., _Fields]]] = {
+    "cpu": _on_one_cpu,
+    "cpus": _on_cpus,
+    "tpu": functools.partial(_on_accelerator, count=_count_by_products),
+    None: functools.partial(_on_accelerator, count=_scatter_in_lanes),
 }
 
 
-def _program_for(platform: str | None) -> Callable[..., _Raw]:
+def _program_for(platform: str | None) -> Callable[..., _Fields]:
     return with_x64_of_operands(_PROGRAMS.get(platform, _PROGRAMS[None]))
 
 
-register_cpu_lowering(_array_stats, _read_by_kind, _on_a_cpu, _in_parts)
+register_cpu_lowering(_array_stats, _on_cpus, _on_one_cpu, _on_cpus_in_parts)
 for _platform in (None, "tpu"):
     _lowered = mlir.lower_fun(_program_for(_platform), multiple_results=True)
     mlir.register_lowering(_array_stats, _lowered, platform=_platform)

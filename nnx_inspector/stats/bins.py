@@ -50,10 +50,10 @@ VALUE_ORDER: Final = np.concatenate(
     [np.arange(NEGINF_BIN - 1, SIGN - 1, -1), np.arange(POSINF_BIN)]
 )
 """The 4080 bins of nonzero finite values, the most negative first."""
-RANKS: Final = np.full(BINS, -1)
+RANK_OF_BIN: Final = np.full(BINS, -1)
 """The index of each bin in `VALUE_ORDER`, int[4096]; that of the subnormals for zeros, else -1."""
-RANKS[VALUE_ORDER] = np.arange(len(VALUE_ORDER))
-RANKS[[MINUS_ZERO_BIN, ZERO_BIN]] = RANKS[[SIGN, 0]]
+RANK_OF_BIN[VALUE_ORDER] = np.arange(len(VALUE_ORDER))
+RANK_OF_BIN[[MINUS_ZERO_BIN, ZERO_BIN]] = RANK_OF_BIN[[SIGN, 0]]
 NONZERO: Final = np.isin(np.arange(BINS), VALUE_ORDER)
 """Which bins hold nonzero finite values, bool[4096]."""
 
@@ -132,7 +132,7 @@ def bin_edges() -> _Floats:
     return edges
 
 
-def spread(
+def spread_unseen(
     rows: _Ints, bins: _Ints, counts: npt.ArrayLike, low: _Floats, high: _Floats
 ) -> tuple[_Ints, _Ints, _Floats]:
     """(row, bin, count) with the values that only `UNSEEN_BIN` counts added to the other bins.
@@ -142,7 +142,7 @@ def spread(
 
     Example:
         >>> row, entries = np.zeros(3, int), np.array([5, 6, UNSEEN_BIN])
-        >>> spread(row, entries, [1, 3, 8], np.zeros(1), np.ones(1))[2].tolist()
+        >>> spread_unseen(row, entries, [1, 3, 8], np.zeros(1), np.ones(1))[2].tolist()
         [3.0, 9.0]
     """
     counts = np.asarray(counts, np.float64)
@@ -177,7 +177,7 @@ def bin_of(values: _Floats) -> _Ints:
     return (single.view(np.uint32) >> LOW_BITS).astype(np.intp)
 
 
-def pooled(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+def pool(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """The bins of several parts together, uint64[4096], from uint64[parts, 4096].
 
     A part whose sample is a smaller share of its values counts for more, so the pooled histogram
@@ -186,7 +186,7 @@ def pooled(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     Example:
         >>> parts = np.zeros((2, BINS), np.uint64)
         >>> parts[0, 5], parts[1, 6], parts[1, UNSEEN_BIN] = 10, 10, 90
-        >>> pooled(parts)[[5, 6, UNSEEN_BIN]].tolist()
+        >>> pool(parts)[[5, 6, UNSEEN_BIN]].tolist()
         [1, 11, 98]
     """
     total = bins.sum(axis=0, dtype=np.uint64)
@@ -206,15 +206,15 @@ def pooled(bins: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return total
 
 
-def tabulated(rows: _Ints, bins: _Ints, counts: npt.ArrayLike, many: int) -> tuple[_Ints, _Floats]:
+def tabulate(rows: _Ints, bins: _Ints, counts: npt.ArrayLike, many: int) -> tuple[_Ints, _Floats]:
     """`bins` and `counts` of a `Binned` of `many` rows from (row, bin, count), in any order.
 
     Example:
-        >>> used, counts = tabulated(np.array([1, 1]), np.array([ZERO_BIN, NAN_BIN]), [5, 7], 2)
+        >>> used, counts = tabulate(np.array([1, 1]), np.array([ZERO_BIN, NAN_BIN]), [5, 7], 2)
         >>> used.tolist(), counts.tolist()
         ([0], [[0.0], [5.0]])
     """
-    ranks = RANKS[bins]
+    ranks = RANK_OF_BIN[bins]
     finite = ranks >= 0
     ranks = ranks[finite]
     used = np.zeros(len(VALUE_ORDER), bool)
@@ -240,7 +240,7 @@ def quantiles(binned: Binned, fractions: _Floats) -> _Floats:
     rank = np.floor(fractions * (total - 1))
     at = np.stack([np.searchsorted(b, r, side="right") for b, r in zip(below, rank, strict=True)])
     at = np.minimum(at, len(bins) - 1)
-    lower, upper = bounds(bins[at], lowest, highest)
+    lower, upper = clipped_edges(bins[at], lowest, highest)
     # The harmonic mean of a and b has the same relative distance from both.
     with np.errstate(all="ignore"):
         middle = np.where(lower == upper, lower, lower / (lower / 2 + upper / 2) * upper)
@@ -256,29 +256,29 @@ def ragged(binned: Binned) -> Ragged:
     """The same values as `Ragged`, in which each row has all the bins."""
     bins, counts, low, high = binned
     many, width = counts.shape
-    lower, upper = bounds(bins, low[:, None], high[:, None])
+    lower, upper = clipped_edges(bins, low[:, None], high[:, None])
     at, start = np.repeat(np.arange(many), width), np.arange(many + 1) * width
     below = np.cumsum(counts, axis=1)
     return Ragged(at, start, counts.ravel(), below.ravel(), lower.ravel(), upper.ravel(), low, high)
 
 
-def rebinned(ragged: Ragged, edges: _Floats) -> _Floats:
+def rebin(ragged: Ragged, edges: _Floats) -> _Floats:
     """The counts of each row between ascending `edges`, [rows, intervals].
 
     Each bin is spread evenly over its part within the row's range. Values outside the edges are
     counted in the outermost intervals. Edges are the same for all rows, or one set for each row.
     """
-    return np.maximum(np.diff(_reached(ragged, edges), axis=1), 0.0)  # rounding only
+    return np.maximum(np.diff(_counts_below(ragged, edges), axis=1), 0.0)  # rounding only
 
 
-def apportioned(ragged: Ragged, edges: _Floats) -> _Int64s:
-    """Like `rebinned`, in whole numbers that add up to the row's count, [rows, intervals].
+def rebin_whole(ragged: Ragged, edges: _Floats) -> _Int64s:
+    """Like `rebin`, in whole numbers that add up to the row's count, [rows, intervals].
 
     The number of values below an edge is rounded, so bins that the edge does not cut are counted
     exactly. If the edges span the row's range, the first interval has the smallest value and the
     last one the largest.
     """
-    reached = np.rint(_reached(ragged, edges))
+    reached = np.rint(_counts_below(ragged, edges))
     total = reached[:, -1:]
     at_ends = (edges[..., 0] == ragged.low) & (edges[..., -1] == ragged.high) & (total[:, 0] > 1)
     inner = reached[at_ends, 1:-1]
@@ -286,7 +286,7 @@ def apportioned(ragged: Ragged, edges: _Floats) -> _Int64s:
     return np.diff(np.maximum.accumulate(reached, axis=1).astype(np.int64), axis=1)
 
 
-def _reached(ragged: Ragged, edges: _Floats) -> _Floats:
+def _counts_below(ragged: Ragged, edges: _Floats) -> _Floats:
     """The number of values of each row below each edge, [rows, edges]."""
     edges = np.broadcast_to(edges, (len(ragged.low), edges.shape[-1]))
     reached = np.zeros(edges.shape)
@@ -308,20 +308,20 @@ def _reached(ragged: Ragged, edges: _Floats) -> _Floats:
     return reached
 
 
-def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
+def histogram_edges(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
     """Rising edges from the smallest value of each row to its largest, float64[rows, bins + 1].
 
     "symlog" is even in asinh(value / threshold), with 70 % of the nonzero values below the
     threshold. If there is only one value, the edges lie around it.
     """
     low, high = ragged.low, ragged.high
-    edges = 2.0 * edges_over(low / 2, high / 2, bins)  # of the halves: the range may overflow
+    edges = 2.0 * even_edges(low / 2, high / 2, bins)  # of the halves: the range may overflow
     thresholds = _thresholds(ragged) if scale == "symlog" else np.full(len(low), np.nan)
     bent = np.flatnonzero(~np.isnan(thresholds))
     ends = zip(low[bent].tolist(), high[bent].tolist(), thresholds[bent].tolist(), strict=True)
     even = np.array([(math.asinh(a / t), math.asinh(b / t)) for a, b, t in ends]).reshape(-1, 2)
     with np.errstate(over="ignore"):
-        edges[bent] = np.sinh(edges_over(even[:, 0], even[:, 1], bins)) * thresholds[bent, None]
+        edges[bent] = np.sinh(even_edges(even[:, 0], even[:, 1], bins)) * thresholds[bent, None]
     edges[:, 0], edges[:, -1] = low, high
     edges = np.minimum(np.maximum(edges, low[:, None]), high[:, None])
     # one value, or a range too narrow for so many edges: an axis around it
@@ -332,31 +332,31 @@ def axes(ragged: Ragged, bins: int, scale: Scale) -> _Floats:
     largest = sys.float_info.max
     with np.errstate(over="ignore"):
         low, high = np.maximum(low - margin, -largest), np.minimum(high + margin, largest)
-    edges[narrow] = 2.0 * edges_over(low / 2, high / 2, bins)
+    edges[narrow] = 2.0 * even_edges(low / 2, high / 2, bins)
     return edges
 
 
-def edges_over(low: npt.ArrayLike, high: npt.ArrayLike, bins: int) -> _Floats:
+def even_edges(low: npt.ArrayLike, high: npt.ArrayLike, bins: int) -> _Floats:
     """Like np.linspace along a new last axis, in a third of the time."""
     start, stop = np.asarray(low)[..., None], np.asarray(high)[..., None]
     return np.arange(bins + 1, dtype=np.float64) * ((stop - start) / bins) + start
 
 
 @functools.cache
-def _reaches() -> tuple[_Floats, _Floats]:
+def _unbounded_edges() -> tuple[_Floats, _Floats]:
     """The lower and upper edges of every bin; infinite for wider dtypes in the outermost ones."""
     lower, upper = bin_edges().T.copy()
     lower[0xFF7], upper[0x7F7] = -np.inf, np.inf
     return lower, upper
 
 
-def bounds(bins: _Ints, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
+def clipped_edges(bins: _Ints, low: _Floats, high: _Floats) -> tuple[_Floats, _Floats]:
     """The lower and upper edges of bins, clipped to the range of their row."""
-    lower, upper = (np.minimum(np.maximum(reach[bins], low), high) for reach in _reaches())
+    lower, upper = (np.minimum(np.maximum(reach[bins], low), high) for reach in _unbounded_edges())
     return lower, upper
 
 
-def running(values: _Floats, start: _Ints, at: _Ints) -> _Floats:
+def running_sums(values: _Floats, start: _Ints, at: _Ints) -> _Floats:
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return sums[1:] - sums[start[:-1]][at]
 
@@ -368,7 +368,7 @@ def _thresholds(ragged: Ragged) -> _Floats:
     order = np.lexsort((magnitude, at))
     rising = magnitude[order]
     normal = rising >= SMALLEST_NORMAL
-    below = running(np.where(normal, ragged.counts[order], 0.0), start, at)
+    below = running_sums(np.where(normal, ragged.counts[order], 0.0), start, at)
     before = ~normal | (below < 0.7 * below[start[1:] - 1][at])
     many = len(ragged.low)
     tenths = start[:-1] + np.bincount(at, before, minlength=many).astype(np.int64)

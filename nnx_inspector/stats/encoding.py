@@ -3,7 +3,7 @@
 A recording keeps these bytes, a file stores them, and a frame has those of the selected site, which
 the browser decodes (js/src/kernel/decode.ts). They are in notebooks/recording-format.md.
 Invariant: decoding returns what was encoded, bit for bit; bytes from a file are validated by
-`checked` first. All summaries are computed over one flat array. Imports no jax.
+`decode_checked` first. All summaries are computed over one flat array. Imports no jax.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.errors import InspectorError
-from nnx_inspector.stats.bins import BINS, FINITE_BINS, RANKS, VALUE_ORDER, bin_edges
-from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, alone
+from nnx_inspector.stats.bins import BINS, FINITE_BINS, RANK_OF_BIN, VALUE_ORDER, bin_edges
+from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, canonical_moments
 from nnx_inspector.stats.summary import SATURATED, Summary
 
 _Bytes = npt.NDArray[np.uint8]
@@ -41,9 +41,9 @@ _LONGEST: Final = HEAD_BYTES + 10 * BINS
 """The most bytes of a summary."""
 _MOST: Final = 2**32
 _ZERO, _NOT = np.zeros(1, int), np.zeros(1, bool)
-_TOGETHER: Final = 2**13
+_BATCH_BYTES: Final = 2**13
 """How many bytes are validated together, in some megabytes; of deflated ones an eighth."""
-_OLD: Final = struct.Struct("<BBHdd")
+_DEFLATED_HEAD: Final = struct.Struct("<BBHdd")
 """Of a deflated summary: dtype of the points, bytes for each count, number of bins, two more."""
 
 
@@ -66,7 +66,7 @@ class Packed(NamedTuple):
 
     @property
     def deflated(self) -> bool:
-        """Whether they are as earlier versions wrote them; see `renewed`."""
+        """Whether they are as earlier versions wrote them; see `reencode`."""
         return self.data[:1] < bytes([_FIRST]) and len(self.data) > 0
 
     def first(self, count: int) -> Packed:
@@ -124,7 +124,7 @@ def _ends(
     low, high = np.where(some, as_floats(kinds, bits)[:, [MINIMUM, MAXIMUM]].T, np.nan)
     unknown = some & np.isnan(low)
     for row in unknown.nonzero()[0] if unknown.any() else ():
-        ranks = RANKS[bins[rows == row]]
+        ranks = RANK_OF_BIN[bins[rows == row]]
         ranks = ranks[ranks >= 0]
         if len(ranks):
             ends = bin_edges()[VALUE_ORDER[[ranks.min(), ranks.max()]]]
@@ -141,7 +141,7 @@ def as_floats(kinds: _Bytes, bits: _Words) -> _Floats:
     return found
 
 
-def encoded(summaries: Sequence[Summary]) -> Packed:
+def encode(summaries: Sequence[Summary]) -> Packed:
     """Host summaries without rows as bytes, as `merge` would return them.
 
     Each has its points and sums, then numbers of 7 bits in a byte, the lowest first, with the
@@ -151,7 +151,7 @@ def encoded(summaries: Sequence[Summary]) -> Packed:
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
-        >>> decoded(encoded([empty()])).summary(0)
+        >>> decode(encode([empty()])).summary(0)
         Summary(size=0, mean=nan, std=nan, min=nan, max=nan, zeros=0, nan=0, posinf=0, neginf=0)
     """
     used = [(s.bins != 0).nonzero()[0] for s in summaries]
@@ -166,7 +166,7 @@ def encoded(summaries: Sequence[Summary]) -> Packed:
     for dtype in {s.points.dtype for s in summaries}:
         at = [i for i, s in enumerate(summaries) if s.points.dtype == dtype]
         points = np.stack([summaries[i].points for i in at])
-        points, heads["sums"][at] = alone(
+        points, heads["sums"][at] = canonical_moments(
             points, np.stack([summaries[i].sums for i in at]), some[at]
         )
         heads["kind"][at] = kind = _POINTS.index(points.dtype.newbyteorder("<").str)
@@ -192,7 +192,7 @@ def encoded(summaries: Sequence[Summary]) -> Packed:
     sizes = np.bincount(np.repeat(rows, each), length, many).astype(int) + HEAD_BYTES
     ends = np.cumsum(sizes)
     data = np.empty(sizes.sum(), np.uint8)
-    heads_at, behind = _heads(ends), np.ones(len(data), bool)
+    heads_at, behind = _head_places(ends), np.ones(len(data), bool)
     behind[heads_at] = False
     data[heads_at], data[behind] = heads.view(np.uint8).reshape(heads_at.shape), body
     if len(data) >= _MOST:
@@ -203,22 +203,22 @@ def encoded(summaries: Sequence[Summary]) -> Packed:
     return Packed(data.tobytes(), ends.astype("<u4").tobytes())
 
 
-def _heads(ends: _Ints) -> _Ints:
+def _head_places(ends: _Ints) -> _Ints:
     """The place of each byte of each head, [rows, bytes]."""
     return np.concatenate([_ZERO, ends[:-1]])[: len(ends), None] + np.arange(HEAD_BYTES)
 
 
-def decoded(packed: Packed, *, strict: bool = False) -> Sparse:
-    """Decode what `encoded` has made.
+def decode(packed: Packed, *, strict: bool = False) -> Sparse:
+    """Decode what `encode` has made.
 
     Args:
-        strict: whether to make sure that `encoded` would write the same bytes.
+        strict: whether to make sure that `encode` would write the same bytes.
 
     Raises:
         ValueError: it would not.
     """
     data, ends = np.frombuffer(packed.data, np.uint8), np.frombuffer(packed.ends, "<u4").astype(int)
-    heads_at, behind = _heads(ends), np.ones(len(data), bool)
+    heads_at, behind = _head_places(ends), np.ones(len(data), bool)
     behind[heads_at] = False
     head, body = data[heads_at].view(_HEAD)[:, 0], data[behind]
     stop = (body < 128).nonzero()[0] + 1
@@ -258,20 +258,20 @@ def decoded(packed: Packed, *, strict: bool = False) -> Sparse:
     return Sparse(kinds, bits, np.array(head["sums"]), rows, bins, numbers[counted], low, high)
 
 
-def ranges(packed: Packed) -> tuple[_Floats, _Floats]:
+def decode_ranges(packed: Packed) -> tuple[_Floats, _Floats]:
     """`low` and `high` of each summary, without decoding the rest if possible."""
     data, ends = np.frombuffer(packed.data, np.uint8), np.frombuffer(packed.ends, "<u4").astype(int)
-    head = data[_heads(ends)[:, : _RANGE.itemsize]].view(_RANGE)[:, 0]
+    head = data[_head_places(ends)[:, : _RANGE.itemsize]].view(_RANGE)[:, 0]
     some = head["kind"] < _FIRST + _NOTHING
     found = as_floats(head["kind"] % _FIRST, np.array(head["points"]))
     if np.isnan(found[some]).any():
-        everything = decoded(packed)
+        everything = decode(packed)
         return everything.low, everything.high
     low, high = np.where(some, found.T, np.nan)
     return low, high
 
 
-def checked(packed: Packed) -> Iterator[Sparse]:
+def decode_checked(packed: Packed) -> Iterator[Sparse]:
     """Decode bytes that anybody may have written, some at a time, in a few megabytes.
 
     Raises:
@@ -279,16 +279,16 @@ def checked(packed: Packed) -> Iterator[Sparse]:
 
     Example:
         >>> from nnx_inspector.stats.summary import empty
-        >>> [len(found.bins) for found in checked(encoded([empty(), empty()]))]
+        >>> [len(found.bins) for found in decode_checked(encode([empty(), empty()]))]
         [0]
     """
-    for rows in _batches(packed, _TOGETHER):
+    for rows in _batches(packed, _BATCH_BYTES):
         some = Packed.of([packed.piece(row) for row in rows])
         sizes = np.diff(np.frombuffer(some.ends, "<u4").astype(int), prepend=0)
         if ((sizes < HEAD_BYTES) | (sizes > _LONGEST)).any():
             raise ValueError("a summary is too short or too long")
         try:
-            found = decoded(some, strict=True)
+            found = decode(some, strict=True)
         except IndexError as error:
             raise ValueError("a summary has a bin or a dtype that does not exist") from error
         total = np.bincount(found.rows, found.counts, len(sizes))
@@ -307,15 +307,15 @@ def checked(packed: Packed) -> Iterator[Sparse]:
         yield found
 
 
-def renewed(packed: Packed, most: int) -> Packed:
+def reencode(packed: Packed, most: int) -> Packed:
     """Deflated summaries as they are written today, in at most so many bytes.
 
     Raises:
         ValueError: these are not their bytes, or they would take more.
     """
     kept, taken = list[bytes](), 0
-    for rows in _batches(packed, _TOGETHER // 8):
-        some = encoded([_inflated(packed.piece(row)) for row in rows])
+    for rows in _batches(packed, _BATCH_BYTES // 8):
+        some = encode([_inflate(packed.piece(row)) for row in rows])
         kept += [some.piece(at) for at in range(len(rows))]
         taken += len(some.data) + 64 * len(rows)
         if taken > most:
@@ -332,18 +332,18 @@ def _batches(packed: Packed, together: int) -> Iterator[range]:
         start, before = stop, ends[stop - 1]
 
 
-def _inflated(blob: bytes) -> Summary:
+def _inflate(blob: bytes) -> Summary:
     """A summary with deflated bins, as earlier versions wrote it, in about 40 kB at most.
 
     Raises:
         ValueError: these are not its bytes.
     """
-    if len(blob) < _OLD.size:
+    if len(blob) < _DEFLATED_HEAD.size:
         raise ValueError("a summary is too short")
-    kind, width, used, _, _ = _OLD.unpack_from(blob)
+    kind, width, used, _, _ = _DEFLATED_HEAD.unpack_from(blob)
     if kind >= len(_POINTS) or width > 8 or used > BINS or (width == 0) != (used == 0):
         raise ValueError("a summary's header is invalid")
-    start = _OLD.size + 3 * np.dtype(_POINTS[kind]).itemsize
+    start = _DEFLATED_HEAD.size + 3 * np.dtype(_POINTS[kind]).itemsize
     stream = zlib.decompressobj()
     try:
         body = stream.decompress(memoryview(blob)[start + 24 :], used * (2 + width) + 1)
@@ -358,5 +358,5 @@ def _inflated(blob: bytes) -> Summary:
         raise ValueError("the bins of a summary are not ascending")
     bins = np.zeros(BINS, np.uint64)
     bins[index] = (planes[2:] << weights[:, None]).sum(axis=0)
-    points = np.frombuffer(blob, _POINTS[kind], 3, _OLD.size)  # pyright: ignore
+    points = np.frombuffer(blob, _POINTS[kind], 3, _DEFLATED_HEAD.size)  # pyright: ignore
     return Summary(bins=bins, points=points, sums=np.frombuffer(blob, "<f8", 3, start))

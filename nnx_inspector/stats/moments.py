@@ -19,7 +19,7 @@ _Array = npt.NDArray[Any]
 _Floats = npt.NDArray[np.float64]
 
 
-def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _Floats]:
+def merge_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _Floats]:
     """Merge the points [parts, 3] and sums [parts, 3] of parts with n > 0 finite values each.
 
     Chan, Golub and LeVeque 1983, "Algorithms for computing the sample variance". Integer extremes
@@ -27,7 +27,7 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
 
     Example:
         >>> points, sums = np.array([[1.0] * 3, [3.0] * 3]), np.zeros((2, 3))  # a one and a three
-        >>> merged_moments(points, sums, np.ones(2))[0].tolist()
+        >>> merge_moments(points, sums, np.ones(2))[0].tolist()
         [1.0, 3.0, 1.0]
     """
     if not len(n):
@@ -35,7 +35,7 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
     if np.isnan(points).any():  # a part with unknown moments makes the whole unknown
         return np.full(3, np.nan), np.full(3, np.nan)
     if len(n) == 1:
-        points, sums = alone(points, sums, n > 0)
+        points, sums = canonical_moments(points, sums, n > 0)
         return points[0], sums[0]
     # The mean is never much further from the largest part's shift than the merged standard
     # deviation, so that sum2/n - (sum1/n)**2 does not cancel.
@@ -53,8 +53,10 @@ def merged_moments(points: _Array, sums: _Floats, n: _Floats) -> tuple[_Array, _
     return merged, np.array([scale, math.fsum(sum1 + n * delta), math.fsum(sum2)])
 
 
-def alone(points: _Array, sums: _Array, some: npt.NDArray[np.bool_]) -> tuple[_Array, _Floats]:
-    """What `merged_moments` returns for each part by itself; `some`: which have finite values.
+def canonical_moments(
+    points: _Array, sums: _Array, some: npt.NDArray[np.bool_]
+) -> tuple[_Array, _Floats]:
+    """What `merge_moments` returns for each part by itself; `some`: which have finite values.
 
     Floats become float64.
     """

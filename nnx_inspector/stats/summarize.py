@@ -22,20 +22,20 @@ from jax.extend.core import AbstractToken, Token
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.jit import is_tracer
 from nnx_inspector._compat.sharding import auto_sharded
-from nnx_inspector.stats.apart import Apart
 from nnx_inspector.stats.arithmetic import (
     is_floating,
-    merged_about_mean,
-    moved_shift,
+    merge_about_mean,
+    move_shift,
     points_dtype,
     real_values,
     scale_for,
     scaled_difference,
     sum_dtype,
 )
-from nnx_inspector.stats.array_stats import Sample, array_stats, array_stats_apart, from_parts
+from nnx_inspector.stats.array_stats import Sample, array_stats, array_stats_unreduced, from_parts
 from nnx_inspector.stats.bins import BINS, FINITE_BINS, NAN_BIN, OPAQUE_BIN
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.unreduced import Unreduced
 from nnx_inspector.typing import PyTree, Value
 
 jax.tree_util.register_dataclass(
@@ -88,23 +88,25 @@ def summarize(
         2.0
     """
     if where is None or is_token(x) or is_opaque((x := as_array(x)).dtype):
-        return _summarized(x, batch_rank, sample, _summarize)
+        return _measure_with(x, batch_rank, sample, _summarize)
     if x.ndim == batch_rank:
         where = jnp.expand_dims(where, -1)
-    return _summarized(x, batch_rank, sample, functools.partial(_summarize_where, where))
+    return _measure_with(x, batch_rank, sample, functools.partial(_summarize_where, where))
 
 
 @internal_config()
-def summarize_apart(x: object, *, batch_rank: int = 0, sample: Sample = "auto") -> Summary | Apart:
+def summarize_unreduced(
+    x: object, *, batch_rank: int = 0, sample: Sample = "auto"
+) -> Summary | Unreduced:
     """As `summarize` within a program, but what several devices have found may be apart still."""
-    return _summarized(x, batch_rank, sample, _summarize_apart)
+    return _measure_with(x, batch_rank, sample, _summarize_unreduced)
 
 
-def _summarized(
+def _measure_with(
     x: Value, batch_rank: int, sample: Sample, measure: Callable[..., PyTree]
 ) -> PyTree:
     if is_token(x):
-        return _uncounted((), 0, np.dtype(np.float32), "token")
+        return _opaque_summary((), 0, np.dtype(np.float32), "token")
     x = as_array(x)
     if not 0 <= batch_rank <= x.ndim:
         raise ValueError(f"batch_rank={batch_rank} does not fit an array of shape {x.shape}.")
@@ -116,15 +118,15 @@ def _summarized(
     rows, n = x.shape[:batch_rank], math.prod(x.shape[batch_rank:])
     dtype = x.dtype
     if is_opaque(dtype):
-        said = in_words(dtype, x.shape[batch_rank:])
-        return _uncounted(rows, n, np.dtype(np.float32), said)
+        said = type_text(dtype, x.shape[batch_rank:])
+        return _opaque_summary(rows, n, np.dtype(np.float32), said)
     if not is_number(dtype):
         raise TypeError(
             f"Cannot summarise an array of dtype {dtype} and shape {x.shape}: jax has no such "
             "dtype of numbers. Convert it first."
         )
     if n == 0 or math.prod(rows) == 0:
-        return _uncounted(rows, 0, points_dtype(dtype))
+        return _opaque_summary(rows, 0, points_dtype(dtype))
     if x.ndim == batch_rank:
         x = x.reshape(*x.shape, 1)
     if isinstance(x, np.ndarray) and dtype.itemsize >= 8 and dtype != np.complex64:
@@ -133,7 +135,7 @@ def _summarized(
     return measure(lax.stop_gradient(x), batch_rank=batch_rank, sample=sample)
 
 
-def beside(mask: tuple[int, ...], x: Value) -> tuple[int, ...] | None:
+def mask_shape(mask: tuple[int, ...], x: Value) -> tuple[int, ...] | None:
     """The shape that a mask of positions takes beside an array; None if it does not fit.
 
     Its axes are the first of the array's, each as long or of length 1. Of floats the last axis is
@@ -141,9 +143,11 @@ def beside(mask: tuple[int, ...], x: Value) -> tuple[int, ...] | None:
     queries, keys], the axes of a mask [batch, positions] are those of the examples and queries.
 
     Example:
-        >>> beside((8, 16), jnp.ones((8, 16, 32))), beside((8, 16), jnp.ones((8, 4, 16, 16)))
-        ((8, 16, 1), (8, 1, 16, 1))
-        >>> beside((8, 16), jnp.ones((8, 16))) is None
+        >>> mask_shape((8, 16), jnp.ones((8, 16, 32)))
+        (8, 16, 1)
+        >>> mask_shape((8, 16), jnp.ones((8, 4, 16, 16)))
+        (8, 1, 16, 1)
+        >>> mask_shape((8, 16), jnp.ones((8, 16))) is None
         True
     """
     shape, rank = x.shape, len(x.shape) - jnp.issubdtype(x.dtype, jnp.inexact)
@@ -232,7 +236,7 @@ def is_opaque(dtype: Any) -> bool:
     return extended or dtype == jax.dtypes.float0 or dtype.name in _BY_NAME_ONLY
 
 
-def in_words(dtype: object, shape: tuple[int, ...]) -> str:
+def type_text(dtype: object, shape: tuple[int, ...]) -> str:
     """Dtype and shape as text, `"float32[8,10]"`."""
     name = "float0" if dtype == jax.dtypes.float0 else dtype
     return f"{name}[{','.join(map(str, shape))}]"
@@ -243,7 +247,9 @@ def is_token(x: Value) -> bool:
     return isinstance(x, Token) or (is_tracer(x) and isinstance(x.aval, AbstractToken))
 
 
-def _uncounted(rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = "") -> Summary:
+def _opaque_summary(
+    rows: tuple[int, ...], size: int, exact: np.dtype[Any], opaque: str = ""
+) -> Summary:
     """The summary of `size` opaque values in each row."""
     with jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64")):
         points, sums = jnp.zeros((*rows, 3), exact), jnp.zeros((*rows, 3), sum_dtype(exact))
@@ -290,7 +296,7 @@ def _moments_of_integers(
     high = jnp.where(some, jnp.where(where, value, least).max(axes), none)
     many = jnp.maximum(where.sum(axes, dtype=real), 1)
     off = jnp.where(where, scaled_difference(value, along(low), 1), 0)
-    shift = moved_shift(low, (off / along(many)).sum(axes), low, high)
+    shift = move_shift(low, (off / along(many)).sum(axes), low, high)
     halves = [scaled_difference(end, shift, 0.5) for end in (high, low)]
     scale, factor = scale_for(*halves)
     d = jnp.where(where, scaled_difference(value, along(shift), along(factor)), 0)
@@ -299,9 +305,9 @@ def _moments_of_integers(
 
 
 @functools.partial(jax.jit, static_argnames=("batch_rank", "sample"))
-def _summarize_apart(x: jax.Array, *, batch_rank: int, sample: Sample) -> Apart:
-    measure = functools.partial(array_stats_apart, batch_rank=batch_rank, sample=sample)
-    return Apart(auto_sharded(measure, x), _Finish(points_dtype(x.dtype)))
+def _summarize_unreduced(x: jax.Array, *, batch_rank: int, sample: Sample) -> Unreduced:
+    measure = functools.partial(array_stats_unreduced, batch_rank=batch_rank, sample=sample)
+    return Unreduced(auto_sharded(measure, x), _Finish(points_dtype(x.dtype)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,29 +319,29 @@ class _Finish:
         return Summary(bins=bins, points=points, sums=sums)
 
 
-_ADDED: Final = 2**16
+_MOST_ADDED: Final = 2**16
 """The most halves of counts whose sum is below 2**32."""
 
 
 @jax.jit
 def _merge_rows(s: Summary) -> Summary:
-    return auto_sharded(_merged, s)
+    return auto_sharded(_merge_first_axis, s)
 
 
 @jax.jit
 def _merge_both(a: Summary, b: Summary) -> Summary:
     def merged(a: Summary, b: Summary) -> Summary:
-        return _merged(jax.tree.map(lambda *both: jnp.stack(both), a, b))
+        return _merge_first_axis(jax.tree.map(lambda *both: jnp.stack(both), a, b))
 
     return auto_sharded(merged, a, b)
 
 
-def _merged(s: Summary) -> Summary:
+def _merge_first_axis(s: Summary) -> Summary:
     bins = sum_saturating(s.bins)
     points, sums = (jnp.moveaxis(jnp.moveaxis(x, 0, -2), -1, 0) for x in (s.points, s.sums))
     finite = jnp.where(FINITE_BINS, s.bins, 0).astype(s.sums.dtype).sum(axis=-1)
     finite = jnp.moveaxis(finite, 0, -1)
-    merged = [jnp.stack(x, axis=-1) for x in merged_about_mean(points, sums, finite, axis=-1)]
+    merged = [jnp.stack(x, axis=-1) for x in merge_about_mean(points, sums, finite, axis=-1)]
     return Summary(bins=bins, points=merged[0], sums=merged[1], opaque=s.opaque)
 
 
@@ -344,8 +350,8 @@ def sum_saturating(counts: jax.Array) -> jax.Array:
 
     Of plain sums, because between devices XLA reduces by nothing else.
     """
-    if len(counts) > _ADDED:
-        parts = jnp.array_split(counts, -(-len(counts) // _ADDED))
+    if len(counts) > _MOST_ADDED:
+        parts = jnp.array_split(counts, -(-len(counts) // _MOST_ADDED))
         counts = jnp.stack(list(map(sum_saturating, parts)))
     add = functools.partial(jnp.sum, axis=0, dtype=jnp.uint32)
     upper, lower = add(counts >> 16), add(counts & 0xFFFF)

@@ -22,16 +22,16 @@ from nnx_inspector.stats.bins import (
     NEGINF_BIN,
     NONZERO,
     POSINF_BIN,
-    RANKS,
+    RANK_OF_BIN,
     VALUE_ORDER,
     ZERO_BIN,
     Ragged,
-    apportioned,
-    axes,
-    bounds,
-    rebinned,
-    running,
-    spread,
+    clipped_edges,
+    histogram_edges,
+    rebin,
+    rebin_whole,
+    running_sums,
+    spread_unseen,
 )
 from nnx_inspector.stats.encoding import Sparse, as_floats
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
@@ -44,13 +44,13 @@ _COUNTED: Final = np.where(NONZERO, 6, 5 * ~FINITE_BINS)
 _COUNTED[[ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN]] = 1, 1, 2, 3, 4
 
 
-def figures_of(found: Sparse) -> _Floats:
+def stats_of(found: Sparse) -> _Floats:
     """The figures of each summary, float64[rows, STATISTICS].
 
     Example:
         >>> from nnx_inspector.stats.encoding import decoded, encoded
         >>> from nnx_inspector.stats.summary import empty
-        >>> figures_of(decoded(encoded([empty()])))[0, :2].tolist()
+        >>> stats_of(decoded(encoded([empty()])))[0, :2].tolist()
         [0.0, nan]
     """
     points, sums = as_floats(found.kinds, found.points), found.sums
@@ -102,7 +102,7 @@ def sparklines_of(found: Sparse, heights: int) -> npt.NDArray[np.uint8]:
     known, values = values_of(found)
     if not len(known):
         return lines
-    counts = apportioned(values, axes(values, heights, "symlog"))
+    counts = rebin_whole(values, histogram_edges(values, heights, "symlog"))
     highest = counts.max(axis=1, keepdims=True).astype(np.float64)
     scaled = np.ceil(counts * (255 / np.maximum(highest, 1.0)))
     lines[known] = np.minimum(scaled, 255).astype(np.uint8)
@@ -125,8 +125,8 @@ def histograms_of(found: Sparse, bins: int) -> tuple[_Ints, _Floats, _Ints]:
     known, values = values_of(found)
     if not len(known):
         return known, np.zeros((0, bins + 1)), np.zeros((0, bins), np.int64)
-    edges = axes(values, bins, "linear")
-    return known, edges, apportioned(values, edges)
+    edges = histogram_edges(values, bins, "linear")
+    return known, edges, rebin_whole(values, edges)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,8 +190,8 @@ def casts_of(found: Sparse, cast: Cast, *, scaled: bool = False) -> _Floats:
     ends = 2 * np.maximum(limits[:, 2:], most[:, None])
     mirrored = np.nextafter(-limits[:, ::-1], 0.0)  # a value at a limit is on its outer side
     edges = np.concatenate([-ends, mirrored, limits, ends], axis=1)
-    counts = rebinned(values, edges)  # of seven intervals, the middle one around 0
-    zeros = figures_of(found)[known, STATISTICS.index("zeros")]
+    counts = rebin(values, edges)  # of seven intervals, the middle one around 0
+    zeros = stats_of(found)[known, STATISTICS.index("zeros")]
     parts = counts[:, 3] - zeros, counts[:, 2] + counts[:, 4], counts[:, 0] + counts[:, 6]
     shares, total = np.stack(parts, axis=1), values.below[values.start[1:] - 1]
     shares /= total[:, None]
@@ -202,8 +202,8 @@ def casts_of(found: Sparse, cast: Cast, *, scaled: bool = False) -> _Floats:
 def values_of(found: Sparse) -> tuple[_Ints, Ragged]:
     """The rows with any finite value and known counts, int64[n], and their finite values by bin."""
     low, high, unknown = found.low, found.high, found.saturated
-    row, bins, counts = spread(found.rows, found.bins, found.counts, low, high)
-    ranks = RANKS[bins]
+    row, bins, counts = spread_unseen(found.rows, found.bins, found.counts, low, high)
+    ranks = RANK_OF_BIN[bins]
     used = (ranks >= 0) & ~unknown[row]
     place = row[used] * len(VALUE_ORDER) + ranks[used]
     order = np.argsort(place, kind="stable")
@@ -213,7 +213,7 @@ def values_of(found: Sparse) -> tuple[_Ints, Ragged]:
     place = place[first]
     known, at = np.unique(place // len(VALUE_ORDER), return_inverse=True)
     low, high = low[known], high[known]
-    lower, upper = bounds(VALUE_ORDER[place % len(VALUE_ORDER)], low[at], high[at])
+    lower, upper = clipped_edges(VALUE_ORDER[place % len(VALUE_ORDER)], low[at], high[at])
     start = np.searchsorted(at, np.arange(len(known) + 1))
-    below = running(count.astype(np.float64), start, at)
+    below = running_sums(count.astype(np.float64), start, at)
     return known, Ragged(at, start, count.astype(np.float64), below, lower, upper, low, high)

@@ -22,24 +22,24 @@ from jax import lax
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import auto_sharded, take_index
 from nnx_inspector.stats.arithmetic import (
-    APART,
-    added,
+    EXACT_BINS,
+    add,
     counters,
     from_counters,
     is_finite,
     is_floating,
-    merged_about_mean,
-    moved_shift,
-    pair_of_counters,
+    merge_about_mean,
+    merge_counters,
+    move_shift,
     points_dtype,
     real_values,
     scale_for,
     scaled_difference,
     sum_dtype,
 )
-from nnx_inspector.stats.gauges import OFF_AT
 from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2
-from nnx_inspector.stats.summarize import as_array, in_words, is_number, is_token, sum_saturating
+from nnx_inspector.stats.samples.unit_stats import OFF_AT
+from nnx_inspector.stats.summarize import as_array, is_number, is_token, sum_saturating, type_text
 from nnx_inspector.stats.summary import row_index
 from nnx_inspector.typing import Array, Bool, DTypeLike, Num, Value
 
@@ -116,8 +116,8 @@ class Units:
             return self
         if 0 in self.rows:
             return no_units(len(self), dtype=self.points.dtype)
-        with _wide_enough(self.points.dtype):
-            return _merged(self)
+        with _x64_for(self.points.dtype):
+            return _merge_rows(self)
 
     @functools.cached_property
     def _host(self) -> tuple[_Counts, np.ndarray, np.ndarray]:
@@ -229,7 +229,7 @@ class Units:
         """A pandas frame with a row for each unit and a column for each figure above."""
         import pandas as pd  # pyright: ignore[reportMissingTypeStubs]
 
-        frame: Any = pd.DataFrame({name: getattr(self, name) for name in _FIGURES})
+        frame: Any = pd.DataFrame({name: getattr(self, name) for name in _STATS})
         return frame.rename_axis("unit")
 
     def __repr__(self) -> str:
@@ -242,7 +242,7 @@ class Units:
             return f"Units({len(self)}{rows})"
 
 
-_FIGURES: Final = (
+_STATS: Final = (
     *("size", "finite", "mean", "std", "min", "max", "norm"),
     *("zeros", "zero_fraction", "nan", "posinf", "neginf", "dead"),
 )
@@ -277,7 +277,7 @@ def measure_units(x: Value, *, axis: int = -1, where: object = None) -> Units:
     x = as_array(x)
     if not is_number(x.dtype):
         raise TypeError(
-            f"Cannot measure the units of {in_words(x.dtype, x.shape)}: it holds no numbers."
+            f"Cannot measure the units of {type_text(x.dtype, x.shape)}: it holds no numbers."
         )
     if not -x.ndim <= axis < x.ndim:
         raise ValueError(
@@ -295,8 +295,8 @@ def measure_units(x: Value, *, axis: int = -1, where: object = None) -> Units:
         return no_units(units, dtype=x.dtype)
     if isinstance(x, np.ndarray) and x.dtype.itemsize >= 8 and x.dtype != np.complex64:
         with jax.enable_x64(True):  # or jax would cut it to 32 bits
-            return _measured(x, where, axis)
-    return _measured(lax.stop_gradient(jnp.asarray(x)), where, axis)
+            return _measure(x, where, axis)
+    return _measure(lax.stop_gradient(jnp.asarray(x)), where, axis)
 
 
 @internal_config()
@@ -308,7 +308,7 @@ def no_units(count: int, *, dtype: DTypeLike = np.float32) -> Units:
         [0, 0, 0]
     """
     exact = points_dtype(np.dtype(dtype))
-    with _wide_enough(exact):
+    with _x64_for(exact):
         return Units(
             counts=jnp.zeros((5, count), jnp.uint32),
             points=jnp.zeros((3, count), exact),
@@ -337,38 +337,38 @@ def merge_units(parts: Sequence[Units]) -> Units:
     kinds = {tuple((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(p)) for p in parts}
     if len(kinds) > 1:
         found = " and ".join(
-            dict.fromkeys(f"{in_words(p.points.dtype, p.rows)} of {len(p)}" for p in parts)
+            dict.fromkeys(f"{type_text(p.points.dtype, p.rows)} of {len(p)}" for p in parts)
         )
         raise ValueError(
             f"Units with different rows, dtypes or sizes do not add up: {found}. Measure one axis."
         )
     if len(parts) == 1:
         return parts[0]
-    with _wide_enough(parts[0].points.dtype):
-        return _merged_parts(list(parts))
+    with _x64_for(parts[0].points.dtype):
+        return _merge_parts(list(parts))
 
 
-def _wide_enough(exact: Any) -> Any:
+def _x64_for(exact: Any) -> Any:
     return jax.enable_x64(exact.itemsize == 8 or jax.config.read("jax_enable_x64"))
 
 
 @functools.partial(jax.jit, static_argnums=2)
-def _measured(x: jax.Array, where: object, axis: int) -> Units:
-    return auto_sharded(functools.partial(_of_units, axis=axis), x, where)
+def _measure(x: jax.Array, where: object, axis: int) -> Units:
+    return auto_sharded(functools.partial(_measure_axis, axis=axis), x, where)
 
 
-def _of_units(x: jax.Array, where: Bool[Array, "..."] | None, *, axis: int) -> Units:
+def _measure_axis(x: jax.Array, where: Bool[Array, "..."] | None, *, axis: int) -> Units:
     value = real_values(x)
     real, floating = sum_dtype(value.dtype), is_floating(value)
     n = x.size // x.shape[axis]
-    # Pass 1: counts, extremes, and the mean of the finite values, which is the shift. Each value
-    # is first divided by at least n, because their sum could overflow; the first integer is
-    # subtracted from integers.
+    # First the counts, the extremes, and the mean of the finite values, which is the shift. Each
+    # value is divided by a power of two that is at least n, because their sum could overflow; the
+    # first integer is subtracted from integers, whose differences are exact.
     share = math.ldexp(1.0, -max(n - 1, 1).bit_length())
     first = value[tuple(slice(None) if a == axis else 0 for a in range(x.ndim))]
     origin = jnp.zeros_like(first) if floating else first
     finite, (kinds, initial) = is_finite(value), counters(value)
-    shares = scaled_difference(value, _along(origin, axis, x.ndim), jnp.asarray(share, real))
+    shares = scaled_difference(value, _expand(origin, axis, x.ndim), jnp.asarray(share, real))
     nothing, most = np.zeros((), real), np.uint32(min(n, _LARGEST))
     if where is not None:
         where = jnp.broadcast_to(where, x.shape)
@@ -376,20 +376,20 @@ def _of_units(x: jax.Array, where: Bool[Array, "..."] | None, *, axis: int) -> U
         finite &= where
         most = where.sum([a for a in range(x.ndim) if a != axis], dtype=jnp.uint32)
     operands, initial = [*kinds, jnp.where(finite, shares, 0)], [*initial, nothing]
-    *found, total = _reduced(operands, initial, pair_of_counters, axis)
+    *found, total = _reduce_to_units(operands, initial, merge_counters, axis)
     low, high, apart = from_counters(value, found)
-    none = jnp.zeros_like(apart[APART[0]])
-    zeros, negative, *others = (apart.get(kind, none) for kind in APART)
+    none = jnp.zeros_like(apart[EXACT_BINS[0]])
+    zeros, negative, *others = (apart.get(kind, none) for kind in EXACT_BINS)
     counts = [zeros + negative, *others, most - others[0] - others[1] - others[2]]
     many = counts[FINITE].astype(real)
-    shift = moved_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
+    shift = move_shift(origin, total * (1 / (share * jnp.maximum(many, 1))), low, high)
     scale, factor = scale_for(
         scaled_difference(high, shift, 0.5), scaled_difference(low, shift, 0.5)
     )
-    # Pass 2: sums about the shift.
-    about, unit = (_along(v, axis, x.ndim) for v in (shift, factor))
+    # Then the sums about the shift, in units of a power of two (see `scale_for`).
+    about, unit = (_expand(v, axis, x.ndim) for v in (shift, factor))
     d = jnp.where(finite, scaled_difference(value, about, unit), 0)
-    ones, twos = _reduced([d, d * d], [nothing] * 2, added, axis)
+    ones, twos = _reduce_to_units([d, d * d], [nothing] * 2, add, axis)
     return Units(
         counts=jnp.stack(counts),
         points=jnp.stack([low, high, shift]),
@@ -398,12 +398,12 @@ def _of_units(x: jax.Array, where: Bool[Array, "..."] | None, *, axis: int) -> U
     )
 
 
-def _along(figure: Num[Array, " units"], axis: int, rank: int) -> Num[Array, "..."]:
+def _expand(figure: Num[Array, " units"], axis: int, rank: int) -> Num[Array, "..."]:
     """A figure of each unit in the shape of the array."""
     return lax.expand_dims(figure, [a for a in range(rank) if a != axis])
 
 
-def _reduced(
+def _reduce_to_units(
     values: Sequence[jax.Array],
     initial: Sequence[object],
     combine: Callable[..., tuple[Array, ...]],
@@ -414,11 +414,11 @@ def _reduced(
     The axes are reduced one by one, because a sharded array could not be flattened in place.
     """
     for other in reversed([a for a in range(values[0].ndim) if a != axis]):
-        values = _without(values, initial, combine, other)
+        values = _reduce_axis(values, initial, combine, other)
     return list(values)
 
 
-def _without(
+def _reduce_axis(
     values: Sequence[jax.Array],
     initial: Sequence[object],
     combine: Callable[..., tuple[Array, ...]],
@@ -444,32 +444,32 @@ def _without(
         rest = reduce([lax.slice_in_dim(v, many * _CHUNK, length, axis=axis) for v in values], axis)
         joined = zip(parts, rest, strict=True)
         parts = [jnp.concatenate([a, jnp.expand_dims(b, axis)], axis=axis) for a, b in joined]
-    return _without(parts, initial, combine, axis)
+    return _reduce_axis(parts, initial, combine, axis)
 
 
 @jax.jit
-def _merged(s: Units) -> Units:
+def _merge_rows(s: Units) -> Units:
     """Merge all row axes."""
 
     def flat(s: Units) -> Units:
         return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[-2:]), s)
 
-    return auto_sharded(lambda s: _first_merged(flat(s)), s)
+    return auto_sharded(lambda s: _merge_first_axis(flat(s)), s)
 
 
 @jax.jit
-def _merged_parts(parts: list[Units]) -> Units:
+def _merge_parts(parts: list[Units]) -> Units:
     def stacked(parts: list[Units]) -> Units:
         return jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
 
-    return auto_sharded(lambda parts: _first_merged(stacked(parts)), parts)
+    return auto_sharded(lambda parts: _merge_first_axis(stacked(parts)), parts)
 
 
-def _first_merged(s: Units) -> Units:
+def _merge_first_axis(s: Units) -> Units:
     """Merge the first row axis."""
     finite = s.counts[..., FINITE, :].astype(s.sums.dtype)
     points, sums = (jnp.moveaxis(field, -2, 0) for field in (s.points, s.sums))
-    points, sums = merged_about_mean(points, sums, finite, axis=0)
+    points, sums = merge_about_mean(points, sums, finite, axis=0)
     return dataclasses.replace(
         s,
         counts=sum_saturating(s.counts),

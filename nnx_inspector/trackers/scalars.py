@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nnx_inspector.recordings.passes import Pass
-from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, choice_figure, is_expert
-from nnx_inspector.stats.encoding import decoded
+from nnx_inspector.stats.choices.rows import ROUTER_ENTROPY, SHOWN, choice_stat, is_expert
+from nnx_inspector.stats.encoding import decode
 from nnx_inspector.stats.summary import STATISTICS
-from nnx_inspector.stats.table import figures_of, histograms_of
+from nnx_inspector.stats.table import histograms_of, stats_of
 
 GROUPS: Final = {
     "output": "outputs",
@@ -100,7 +100,7 @@ class PassReader:
 
     def scalars(self, item: Pass) -> list[Scalar]:
         """The figures of a pass. Counts of NaN and Inf are there from the first one on."""
-        table = figures_of(decoded(item.packed))
+        table = stats_of(decode(item.packed))
         figure = {name: table[:, i] for i, name in enumerate(STATISTICS)}
         with np.errstate(invalid="ignore", divide="ignore"):
             columns = {name: figure[name] for name in ("mean", "std", "norm", "nan")} | {
@@ -126,9 +126,9 @@ class PassReader:
 
     def histograms(self, item: Pass) -> list[Histogram]:
         """The histograms of a pass, of what has any finite value."""
-        sparse = decoded(item.packed)
+        sparse = decode(item.packed)
         known, edges, counts = histograms_of(sparse, BINS)
-        figures = figures_of(sparse)[known]
+        figures = stats_of(sparse)[known]
         mean, norm, low, high = (
             figures[:, STATISTICS.index(name)].tolist() for name in ("mean", "norm", "min", "max")
         )
@@ -148,7 +148,7 @@ def _choice_scalars(item: Pass) -> Iterator[Scalar]:
     for key, rows in (item.figures.of_choices if item.figures else {}).items():
         group = EXPERTS if is_expert(key) else HEADS
         for name in SHOWN[is_expert(key)]:
-            values = choice_figure(rows, name).tolist()
+            values = choice_stat(rows, name).tolist()
             of_router = group == EXPERTS and name == "evenness"
             for number, value in enumerate(values[:1] if of_router else values):
                 if math.isfinite(value):

@@ -18,7 +18,8 @@ from nnx_inspector._compat.native import can_call_everywhere, has_functions
 from nnx_inspector.perturbations.places import SCALE, apply_row
 from nnx_inspector.program.editing.functions import UNIT, update_squares
 from nnx_inspector.program.editing.packed import PackedArray, pack, unpack
-from nnx_inspector.stats.measure_gauges import gauge, sampled
+from nnx_inspector.stats.samples.sample_parameters import sample_parameter
+from nnx_inspector.stats.samples.sample_units import sample_units
 from nnx_inspector.stats.summarize import summarize
 
 
@@ -101,7 +102,7 @@ def test_what_is_computed_once_is_differentiated_as_the_identity() -> None:
 def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
     def step(x: jax.Array, rows: jax.Array) -> list[jax.Array]:
         x = jnp.tanh(x)
-        mean = gauge(x)
+        mean = sample_units(x)
         return [apply_row(native.fusion_barrier(x, mean), rows, 0), mean]
 
     x = jnp.asarray(np.random.default_rng(0).normal(size=(64, 32)).astype(np.float32))
@@ -111,7 +112,7 @@ def test_what_is_changed_in_place_after_it_was_measured_is_not_copied() -> None:
     assert " copy(" not in text
     scaled, mean = program(x, jnp.array([[SCALE, 2.0]]))
     np.testing.assert_allclose(scaled, 2 * np.tanh(x), rtol=1e-6)
-    np.testing.assert_array_equal(mean, gauge(jnp.tanh(x)))
+    np.testing.assert_array_equal(mean, sample_units(jnp.tanh(x)))
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -173,7 +174,7 @@ def test_what_is_exported_calls_no_function_of_ours() -> None:
 
     def measured(x: jax.Array) -> list[jax.Array]:
         x = apply_row(native.fusion_barrier(x), jnp.array([[SCALE, 2.0]]), 0)
-        return [x, summarize(x).bins, gauge(x)]
+        return [x, summarize(x).bins, sample_units(x)]
 
     exported = jax.export.export(jax.jit(measured))(x)
     assert "@nnx_inspector_" not in exported.mlir_module()
@@ -186,8 +187,8 @@ def test_the_shapes_and_dtypes_of_results_are_those_of_the_program(wide: bool):
     with jax.enable_x64(wide):
         x = np.ones((2, 5, 3), np.float64 if wide else np.float32)
         calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
-            (jax.vmap(gauge), (x,)),
-            (jax.vmap(sampled), (x,)),
+            (jax.vmap(sample_units), (x,)),
+            (jax.vmap(sample_parameter), (x,)),
             (lambda x: pack(list(map(PackedArray, (x, x[0, 0], jnp.zeros((0,))))))[1], (x,)),
         ]  # fmt: skip
         for call, args in calls:

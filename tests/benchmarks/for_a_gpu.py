@@ -25,7 +25,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 import nnx_inspector as nni
-from nnx_inspector.stats.measure_gauges import gauge
+from nnx_inspector.stats.samples.sample_units import sample_units
 from nnx_inspector.stats.summarize import summarize
 from tests.benchmarks import nets
 from tests.benchmarks.cost_jax import Case, model_of
@@ -65,7 +65,7 @@ def programs(layers: int) -> dict[str, tuple[Callable[..., Any], Any]]:
     return {
         "a sum": (jnp.sum, (array,)),  # the first one pays for starting the compiler
         "a summary": (summarize, (array,)),
-        "a gauge": (gauge, (array,)),
+        "a sample of units": (sample_units, (array,)),
         "forward pass": (lambda state, x: nnx.merge(graphdef, state)(x), (state, x)),
         "ours": (lambda state, x: capture(nnx.merge(graphdef, state))(x), (state, x)),
         "train step": (train(nnx.value_and_grad(loss_fn)), (state, x, labels)),

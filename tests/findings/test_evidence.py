@@ -19,12 +19,12 @@ from nnx_inspector.findings.evidence import BEYOND, gain_by_luck, tail
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.gauges import (
-    FLAT,
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
+from nnx_inspector.stats.samples.unit_stats import (
+    CONSTANT_BELOW,
     MASKS,
-    MOSTLY,
-    PARAMETER_FIGURES,
-    SITE_FIGURES,
+    SATURATED_SHARE,
+    SITE_STATS,
     TANH_FLAT,
     UNITS,
 )
@@ -100,7 +100,7 @@ class Drawn:
 def _state(values: Any, gradient: Any) -> list[float]:
     found = {"norm": np.sqrt(np.mean(values**2)), "gradient": np.linalg.norm(gradient)}
     found |= {"graded": (gradient != 0).mean()}
-    return [found.get(name, np.nan) for name in PARAMETER_FIGURES]
+    return [found.get(name, np.nan) for name in PARAMETER_STATS]
 
 
 def _row(z: Any) -> tuple[list[float], Any]:
@@ -116,14 +116,14 @@ def _row(z: Any) -> tuple[list[float], Any]:
     if n > 1:
         found |= {
             "spread": np.sqrt(np.square(spread).mean()),
-            "flat": (spread <= FLAT * size).mean(),
+            "flat": (spread <= CONSTANT_BELOW * size).mean(),
         }
     bits = np.zeros((len(MASKS), UNITS), bool)
     of_masks = {"dead": size == 0, "below": z.max(0) <= 0, "above": z.min(0) > 0}
-    of_masks["tanh"] = (np.abs(z) > TANH_FLAT).mean(0) >= MOSTLY
+    of_masks["tanh"] = (np.abs(z) > TANH_FLAT).mean(0) >= SATURATED_SHARE
     for name, values in of_masks.items():
         bits[MASKS.index(name), :units] = values
-    return [found.get(name, np.nan) for name in SITE_FIGURES], bits
+    return [found.get(name, np.nan) for name in SITE_STATS], bits
 
 
 def alarms(drawn: Drawn) -> list[str]:

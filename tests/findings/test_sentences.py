@@ -34,7 +34,7 @@ import nnx_inspector as nni
 from nnx_inspector.findings.finding import Finding
 from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
+from nnx_inspector.stats.choices.rows import CHOICE_STATS
 from nnx_inspector.stats.summarize import summarize
 
 PAGE = pathlib.Path(__file__).parents[2] / "notebooks/docs/findings.md"
@@ -800,9 +800,9 @@ def said_of(kind: str, of_passes: list[dict[str, Any]]) -> dict[str, str]:
     """
     recording = Recording()
     for step, figures in enumerate(of_passes):
-        rows = np.full((len(figures["keys"]), len(CHOICE_FIGURES)), np.nan, np.float32)
+        rows = np.full((len(figures["keys"]), len(CHOICE_STATS)), np.nan, np.float32)
         for name, values in figures.items():
-            rows[:, CHOICE_FIGURES.index(name)] = values
+            rows[:, CHOICE_STATS.index(name)] = values
         each = PassStats(choices=(f"moe@{kind}",) * len(rows), choice_rows=rows)
         recording.append(step, {"moe": {"output": summarize(np.ones(3))}}, figures=each)
     (one,) = nni.diagnose(recording)

@@ -11,7 +11,8 @@ import numpy as np
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.facts import Facts, Flow, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES, UNITS
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
+from nnx_inspector.stats.samples.unit_stats import MASK_BYTES, MASKS, SITE_STATS, UNITS
 from nnx_inspector.stats.summary import Summary
 
 SITES = ("a", "b", "c", "d", "e", "f")
@@ -45,7 +46,7 @@ def healthy(**other: float) -> dict[str, float]:
         "examples": 64, "units": 32, "looked": 32, "positions": 1, "rank": 8, "rms": 1, "spread": 1,
         "flat": 0, "mean": 1, "limit": 128,
     }  # fmt: skip
-    return {**dict.fromkeys(SITE_FIGURES, np.nan), **known, **other}
+    return {**dict.fromkeys(SITE_STATS, np.nan), **known, **other}
 
 
 @dataclasses.dataclass
@@ -111,17 +112,17 @@ class Model:
         )
 
     def figures(self) -> PassStats:
-        rows = [[self.sites[s][name] for name in SITE_FIGURES] for s in SITES]
+        rows = [[self.sites[s][name] for name in SITE_STATS] for s in SITES]
         bits = np.zeros((len(SITES), len(MASKS), UNITS), bool)
         for (site, mask), part in self.masks.items():
             count = round(part * self.sites[site]["looked"])
             bits[SITES.index(site), MASKS.index(mask), :count] = True
-        state = dict.fromkeys(PARAMETER_FIGURES, np.nan)
+        state = dict.fromkeys(PARAMETER_STATS, np.nan)
         state |= {"norm": 0.1, "gradient": 0.1, "graded": 1.0, "nan": 0, "infinite": 0}
         if self.kind == "watch":
             state |= {"gradient": np.nan, "graded": np.nan, "change": 1e-3, "same": 0, "decay": 0}
-        states = [[{**state, **self.told[s]}[n] for n in PARAMETER_FIGURES] for s in SITES]
-        assert np.packbits(bits, axis=2).shape[2] == BYTES
+        states = [[{**state, **self.told[s]}[n] for n in PARAMETER_STATS] for s in SITES]
+        assert np.packbits(bits, axis=2).shape[2] == MASK_BYTES
         return PassStats(
             sites=SITES,
             rows=np.array(rows, np.float32),

@@ -14,8 +14,9 @@ from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.passes import Quantity
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.bins import FINITE_BINS, RANKS, bin_edges
-from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+from nnx_inspector.stats.bins import FINITE_BINS, RANK_OF_BIN, bin_edges
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
+from nnx_inspector.stats.samples.unit_stats import MASK_BYTES, MASKS, SITE_STATS
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary, opaque
 
@@ -89,7 +90,7 @@ def deflate_summary(one: Summary) -> bytes:
     low = high = np.nan
     if any(FINITE_BINS[i] for i in used):
         low, high = map(float, one.points[:2])
-    ordered = [i for i in used if RANKS[i] >= 0]
+    ordered = [i for i in used if RANK_OF_BIN[i] >= 0]
     if np.isnan(low) and ordered:
         low = min(bin_edges()[i, 0] for i in ordered)
         high = max(bin_edges()[i, 1] for i in ordered)
@@ -108,16 +109,16 @@ def some_figures(seed: int) -> PassStats:
     """The figures of a pass, including NaN and Inf."""
     random = np.random.default_rng(seed)
     sites, parameters = ("a", "blocks[3]/attn")[: seed % 3], ("a/kernel", "größe")[: seed % 2 + 1]
-    rows = random.exponential(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
+    rows = random.exponential(size=(len(sites), len(SITE_STATS))).astype(np.float32)
     rows[:, 5::3] = np.nan
     for name in ("examples", "units", "looked", "positions"):
-        rows[:, SITE_FIGURES.index(name)] = 64 if name == "units" else random.integers(1, 64)
-    states = random.exponential(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
+        rows[:, SITE_STATS.index(name)] = 64 if name == "units" else random.integers(1, 64)
+    states = random.exponential(size=(len(parameters), len(PARAMETER_STATS))).astype(np.float32)
     states[:, 1] = np.inf
     return PassStats(
         sites=sites,
         rows=rows,
-        masks=random.integers(0, 256, (len(sites), len(MASKS), BYTES), np.uint8),
+        masks=random.integers(0, 256, (len(sites), len(MASKS), MASK_BYTES), np.uint8),
         parameters=parameters,
         parameter_rows=states,
         varied=seed % 3 - 1,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from nnx_inspector.program.editing.functions import Partial, samples_at_beginning
-from nnx_inspector.stats.gauges import STATE_HEAD
-from nnx_inspector.stats.measure_gauges import samples_of
+from nnx_inspector.stats.samples.parameter_stats import STATE_HEAD
+from nnx_inspector.stats.samples.sample_parameters import sample_parameters
 
 
 @pytest.mark.parametrize("jitted", [False, True])
@@ -18,7 +18,7 @@ def test_a_batch_of_passes_begins_once(jitted):
     begin = Partial(samples_at_beginning, 1, ((0,), (0,), (0,)))
     begin = jax.jit(begin.__call__) if jitted else begin
     found = begin(kernels, same, other)
-    first = samples_of([kernels[0]], [same.reshape(15, 4), other])
+    first = sample_parameters([kernels[0]], [same.reshape(15, 4), other])
     np.testing.assert_array_equal(found, first)
     assert found[1, len(STATE_HEAD)] == 1, "the second argument differs"
     alike = begin(kernels, same, jnp.ones(3))

@@ -34,7 +34,16 @@ ROOMS = (
 
 WITHOUT_JAX = {
     "": {"background", "errors", "files", "progress"},
-    "stats": {"bins", "encoding", "gauges", "moments", "rows", "summary", "table"},
+    "stats": {
+        "bins",
+        "encoding",
+        "moments",
+        "parameter_stats",
+        "rows",
+        "summary",
+        "table",
+        "unit_stats",
+    },
     "recordings": None,
     "findings": {
         "backward",

@@ -17,7 +17,7 @@ import nnx_inspector as nni
 from nnx_inspector.perturbations import perturb, places
 from nnx_inspector.perturbations.apply_setting import check_applies
 from nnx_inspector.perturbations.places import OFF, SCALE, ZERO, apply_row, combine_rows
-from nnx_inspector.stats.measure_gauges import gauge
+from nnx_inspector.stats.samples.sample_units import sample_units
 from nnx_inspector.stats.summarize import summarize
 
 
@@ -82,7 +82,7 @@ def test_a_perturbed_value_is_made_once(in_c, monkeypatch):
 
     def program(x, rows):
         y = apply_row(x @ x, rows, 0)
-        return y @ y, summarize(y), gauge(y)
+        return y @ y, summarize(y), sample_units(y)
 
     compiled = jax.jit(program).lower(jnp.ones((4, 4)), jnp.zeros((1, 2))).compile().as_text()
     fused = r"^[^\n=]*fused[^\n=]*\bf32\[1,2\][^\n]*\{$"

@@ -22,7 +22,8 @@ from nnx_inspector.recordings.facts import (
 )
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.gauges import BYTES, MASKS, PARAMETER_FIGURES, SITE_FIGURES
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
+from nnx_inspector.stats.samples.unit_stats import MASK_BYTES, MASKS, SITE_STATS
 from nnx_inspector.stats.summary import empty
 
 NAMES = st.text(max_size=6)
@@ -41,14 +42,14 @@ PARAMETERS = st.builds(
 
 def figures(sites=("a", "b[1]"), parameters=("a/kernel",), seed=0, varied=1):
     random = np.random.default_rng(seed)
-    rows = random.exponential(size=(len(sites), len(SITE_FIGURES))).astype(np.float32)
+    rows = random.exponential(size=(len(sites), len(SITE_STATS))).astype(np.float32)
     for name in ("examples", "units", "looked", "positions"):
-        rows[:, SITE_FIGURES.index(name)] = 64 if name == "units" else random.integers(1, 64)
-    states = random.exponential(size=(len(parameters), len(PARAMETER_FIGURES))).astype(np.float32)
+        rows[:, SITE_STATS.index(name)] = 64 if name == "units" else random.integers(1, 64)
+    states = random.exponential(size=(len(parameters), len(PARAMETER_STATS))).astype(np.float32)
     return PassStats(
         sites=tuple(sites),
         rows=rows,
-        masks=random.integers(0, 256, (len(sites), len(MASKS), BYTES), np.uint8),
+        masks=random.integers(0, 256, (len(sites), len(MASKS), MASK_BYTES), np.uint8),
         parameters=tuple(parameters),
         parameter_rows=states,
         varied=varied,
@@ -211,7 +212,7 @@ def test_figures_count_as_memory():
     with_them, without = Recording(), Recording()
     with_them.append(0, {"a": {"output": empty()}}, figures=figures(["a"] * 1000))
     without.append(0, {"a": {"output": empty()}})
-    row = 4 * len(SITE_FIGURES) + len(MASKS) * BYTES
+    row = 4 * len(SITE_STATS) + len(MASKS) * MASK_BYTES
     assert with_them.nbytes - without.nbytes >= 1000 * row
 
 
@@ -248,7 +249,7 @@ def test_what_was_seen_called_once_stays_called():
 def test_figures_that_cannot_be_are_refused(tmp_path, name, value, flaw):
     one = figures()
     assert invalid_reason(one) == ""
-    one.rows[1, SITE_FIGURES.index(name)] = value
+    one.rows[1, SITE_STATS.index(name)] = value
     assert invalid_reason(one).startswith(flaw)
     with pytest.raises(InspectorError, match=flaw):
         loaded(tmp_path, one)

@@ -18,7 +18,7 @@ from nnx_inspector.recordings.figure import _value_ticks, figure  # ticks of ext
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES
 from nnx_inspector.stats.bins import Scale
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
+from nnx_inspector.stats.choices.rows import CHOICE_STATS
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -62,8 +62,8 @@ def test_the_lines_of_heads_and_experts_are_their_figures() -> None:
     recording, random = Recording(), np.random.default_rng(0)
     sites = ("attn@attention",) * 3 + ("moe@experts",) * 2
     for step in range(4):
-        rows = random.random((5, len(CHOICE_FIGURES))).astype(np.float32)
-        rows[3:, CHOICE_FIGURES.index("dropped")] = np.nan
+        rows = random.random((5, len(CHOICE_STATS))).astype(np.float32)
+        rows[3:, CHOICE_STATS.index("dropped")] = np.nan
         recording.append(step, {}, figures=PassStats(choices=sites, choice_rows=rows))
     heads, experts = recording.heads_frame(), recording.experts_frame()
     lines = figure(recording, "attn@attention").data

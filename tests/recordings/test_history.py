@@ -20,7 +20,7 @@ from nnx_inspector.screen.protocol import (
     buffer_of,
 )
 from nnx_inspector.stats.bins import BINS
-from nnx_inspector.stats.encoding import encoded
+from nnx_inspector.stats.encoding import encode
 from nnx_inspector.stats.summary import Summary, merge
 
 
@@ -141,7 +141,7 @@ def test_history_is_worked_out_for_many_columns_at_once() -> None:
 
 def test_figures_are_those_of_each_summary() -> None:
     summaries = [summary_of(x) for x in VALUES.values()] * 25  # more than one batch
-    blobs = [encoded([s]).data for s in summaries]
+    blobs = [encode([s]).data for s in summaries]
     for row, s in zip(figures_of(blobs), summaries, strict=True):
         expected = [getattr(s, name) for name in STATISTICS]
         np.testing.assert_array_equal(row, expected + s.quantile(HISTORY_QUANTILES).tolist())

@@ -37,7 +37,7 @@ from nnx_inspector.recordings.format import DamagedError, Reader
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import FINITE_BINS
-from nnx_inspector.stats.encoding import encoded
+from nnx_inspector.stats.encoding import encode
 from nnx_inspector.stats.summary import Summary
 
 SPARE = 9 * 2**20
@@ -144,7 +144,7 @@ def one_pass(blobs: list[bytes], **other: Any) -> crafted_files.Part:
 
 
 NAMES = part(b"name", **packed([b"a", b"b"]))
-BLOB = encoded([summary_of(normal_values(0))]).data
+BLOB = encode([summary_of(normal_values(0))]).data
 OLD = deflate_summary(summary_of(normal_values(0)))
 PASSES = [np.array([i, i, 0, 0, 0, -1]) for i in range(3)]
 

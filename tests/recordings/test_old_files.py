@@ -11,7 +11,7 @@ from summaries import assert_readable, assert_same
 
 from nnx_inspector.recordings.load import load
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.gauges import OF_UPDATE
+from nnx_inspector.stats.samples.parameter_stats import UPDATE_STATS
 
 OLD_FILES = pathlib.Path(__file__).parent / "old_files"
 
@@ -25,7 +25,7 @@ def digest(recording: Recording) -> str:
         if p.figures is not None:
             names = p.figures.sites, p.figures.parameters, p.figures.varied
             found.update(repr(names).encode() + p.figures.rows.tobytes())
-            before, later = np.split(p.figures.parameter_rows, [-len(OF_UPDATE)], axis=1)
+            before, later = np.split(p.figures.parameter_rows, [-len(UPDATE_STATS)], axis=1)
             assert np.isnan(later).all()  # these files lack it
             found.update(p.figures.masks.tobytes() + before.tobytes())
     curves = {name: curve.tolist() for name, curve in recording.curves().items()}

@@ -17,7 +17,7 @@ from summaries import VALUES, normal_values, summary_bytes, summary_of
 from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import HISTORY_QUANTILES, STATISTICS
-from nnx_inspector.stats.gauges import PARAMETER_FIGURES
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary, empty
 
@@ -172,10 +172,10 @@ def test_layouts_of_passes_that_went_are_not_kept() -> None:
 def test_parameters_are_no_sites_and_have_a_ratio() -> None:
     recording, weights = Recording(), summary_of(normal_values(1, 64))
     for step, ratio in enumerate([1e-3, 0.0, np.nan]):
-        rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
-        rows[0, PARAMETER_FIGURES.index("update")] = ratio
+        rows = np.full((1, len(PARAMETER_STATS)), np.nan, np.float32)
+        rows[0, PARAMETER_STATS.index("update")] = ratio
         for name, times in (("lost", 2), ("decayed", 4), ("clipped", 8)):
-            rows[0, PARAMETER_FIGURES.index(name)] = ratio / times
+            rows[0, PARAMETER_STATS.index(name)] = ratio / times
         figures = PassStats(parameters=("up/kernel",), parameter_rows=rows)
         of_up = {"parameter": weights, "parameter_gradient": weights if step else None}
         recording.append(step, {"up": {"output": weights}, "up/kernel": of_up}, figures=figures)

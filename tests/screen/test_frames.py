@@ -15,8 +15,8 @@ from nnx_inspector.recordings.passes import QUANTITIES
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.frames import MOST_MOVED, casts_message, curves_of, histories_of
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
-from nnx_inspector.stats.gauges import PARAMETER_FIGURES
+from nnx_inspector.stats.choices.rows import CHOICE_STATS
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
 
 NAN, INF = float("nan"), float("inf")
 
@@ -66,9 +66,9 @@ def moved(**ratios: list[float]) -> Recording:
     """A pass for each step, in which these parameters moved by these ratios."""
     recording, value = Recording(), {"parameter": summary_of(np.ones(4))}
     for step in range(len(next(iter(ratios.values())))):
-        rows = np.full((len(ratios), len(PARAMETER_FIGURES)), np.nan, np.float32)
-        rows[:, PARAMETER_FIGURES.index("update")] = [one[step] for one in ratios.values()]
-        rows[:, PARAMETER_FIGURES.index("lost")] = rows[:, PARAMETER_FIGURES.index("update")] / 2
+        rows = np.full((len(ratios), len(PARAMETER_STATS)), np.nan, np.float32)
+        rows[:, PARAMETER_STATS.index("update")] = [one[step] for one in ratios.values()]
+        rows[:, PARAMETER_STATS.index("lost")] = rows[:, PARAMETER_STATS.index("update")] / 2
         figures = PassStats(parameters=tuple(ratios), parameter_rows=rows)
         recording.append(step, dict.fromkeys(ratios, value), figures=figures)
     return recording
@@ -129,10 +129,10 @@ def test_heads_and_experts_of_a_site_are_those_of_the_frames() -> None:
     for step in range(6):
         heads = 70 if step else 3
         sites = ("a@attention",) * heads + ("a@experts",) * 2 + ("a/b@attention",)
-        rows = random.random((len(sites), len(CHOICE_FIGURES))).astype(np.float32)
-        rows[:, CHOICE_FIGURES.index("dropped")] = NAN
-        rows[heads - 1 : heads + 1, CHOICE_FIGURES.index("logit")] = INF, NAN
-        rows[:heads, CHOICE_FIGURES.index("distance")] = NAN if step == 2 else 0.5
+        rows = random.random((len(sites), len(CHOICE_STATS))).astype(np.float32)
+        rows[:, CHOICE_STATS.index("dropped")] = NAN
+        rows[heads - 1 : heads + 1, CHOICE_STATS.index("logit")] = INF, NAN
+        rows[:heads, CHOICE_STATS.index("distance")] = NAN if step == 2 else 0.5
         recording.append(step, {}, figures=PassStats(choices=sites, choice_rows=rows))
     found = {
         message.key: (message, np.frombuffer(buffer, "<f8"))

@@ -124,7 +124,7 @@ def test_an_accelerator_reads_a_large_array_twice(monkeypatch: pytest.MonkeyPatc
     assert len(re.findall(r"stablehlo.reduce\([^\n]*\n?[^\n]*tensor<16x512x2048x", text)) == 3
     x = np.random.default_rng(4).normal(size=(4, 16, 64)).astype(np.float32)
     x[0, 3], x[1], x[2, 0, 0] = np.nan, -np.inf, 3e38
-    monkeypatch.setattr(module, "_MANY", 1)  # the way of large arrays
+    monkeypatch.setattr(module, "_LARGE", 1)  # the way of large arrays
     _run.clear_cache()
     found = run(x, platform="cuda", rows=1)
     for i, row in enumerate(x):

@@ -11,19 +11,19 @@ from nnx_inspector.stats.bins import (
     MINUS_ZERO_BIN,
     NAN_BIN,
     QUANTILE_ERROR,
-    RANKS,
+    RANK_OF_BIN,
     UNSEEN_BIN,
     VALUE_ORDER,
     ZERO_BIN,
     Binned,
     Scale,
-    apportioned,
-    axes,
     bin_edges,
+    histogram_edges,
     quantiles,
     ragged,
-    rebinned,
-    tabulated,
+    rebin,
+    rebin_whole,
+    tabulate,
 )
 
 
@@ -31,7 +31,7 @@ def binned(*rows: np.ndarray) -> Binned:
     """Rows of float32 values that are not zero."""
     bins = np.concatenate([x.astype(np.float32).view(np.uint32) >> 20 for x in rows])
     row = np.repeat(np.arange(len(rows)), [len(x) for x in rows])
-    table = tabulated(row, bins.astype(int), np.ones(len(bins)), len(rows))
+    table = tabulate(row, bins.astype(int), np.ones(len(bins)), len(rows))
     low, high = ([float(f(x)) if len(x) else np.nan for x in rows] for f in (np.min, np.max))
     return Binned(*table, np.array(low), np.array(high))
 
@@ -56,14 +56,14 @@ def test_bin_edges_are_those_of_the_bits() -> None:
 
 def test_value_order_rises_and_ranks_invert_it() -> None:
     assert (np.diff(bin_edges()[VALUE_ORDER, 0]) > 0).all()
-    np.testing.assert_array_equal(RANKS[VALUE_ORDER], np.arange(len(VALUE_ORDER)))
-    np.testing.assert_array_equal((RANKS >= 0) | (np.arange(BINS) == UNSEEN_BIN), FINITE_BINS)
+    np.testing.assert_array_equal(RANK_OF_BIN[VALUE_ORDER], np.arange(len(VALUE_ORDER)))
+    np.testing.assert_array_equal((RANK_OF_BIN >= 0) | (np.arange(BINS) == UNSEEN_BIN), FINITE_BINS)
 
 
 def test_tabulated_adds_up_and_puts_zeros_among_the_subnormals() -> None:
     rows = np.array([0, 0, 1, 1, 1, 1])
     bins = np.array([0x3F8, 0, ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, 0])
-    used, counts = tabulated(rows, bins, np.arange(1, 7), 3)
+    used, counts = tabulate(rows, bins, np.arange(1, 7), 3)
     assert used.tolist() == [0x800, 0, 0x3F8]
     assert counts.tolist() == [[0, 2, 1], [4, 9, 0], [0, 0, 0]]
 
@@ -72,11 +72,11 @@ def test_many_rows_read_as_each_alone() -> None:
     rng = np.random.default_rng(0)
     rows = [rng.normal(size=500) * 10.0**i for i in range(-3, 4)] + [np.zeros(0), np.full(3, -2.5)]
     together, q = binned(*rows), np.linspace(0, 1, 23)
-    edges = axes(ragged(binned(np.concatenate(rows))), 48, "symlog")[0]
-    values, counts = quantiles(together, q), rebinned(ragged(together), edges)
+    edges = histogram_edges(ragged(binned(np.concatenate(rows))), 48, "symlog")[0]
+    values, counts = quantiles(together, q), rebin(ragged(together), edges)
     for i, x in enumerate(rows):
         np.testing.assert_array_equal(values[i], quantiles(binned(x), q)[0])
-        np.testing.assert_allclose(counts[i], rebinned(ragged(binned(x)), edges)[0], atol=1e-9)
+        np.testing.assert_allclose(counts[i], rebin(ragged(binned(x)), edges)[0], atol=1e-9)
         assert counts[i].sum() == pytest.approx(len(x))
         if len(x):
             exact = np.sort(x)[np.floor(q * (len(x) - 1)).astype(int)]
@@ -86,16 +86,16 @@ def test_many_rows_read_as_each_alone() -> None:
 
 def test_a_value_on_an_edge_belongs_to_the_interval_above_it() -> None:
     one = binned(np.full(4, 1.0))
-    assert rebinned(ragged(one), np.array([0.0, 1.0, 2.0])).tolist() == [[0, 4]]
-    assert rebinned(ragged(one), np.array([-2.0, 0.0, 1.5])).tolist() == [[0, 4]]
+    assert rebin(ragged(one), np.array([0.0, 1.0, 2.0])).tolist() == [[0, 4]]
+    assert rebin(ragged(one), np.array([-2.0, 0.0, 1.5])).tolist() == [[0, 4]]
 
 
 def test_whole_counts_are_the_fractions_rounded() -> None:
     rng = np.random.default_rng(1)
     rows = [rng.normal(size=n) * 10.0**i for i, n in enumerate((1, 2, 30, 500, 3000))]
     together = binned(*rows)
-    edges = axes(ragged(binned(np.concatenate(rows))), 48, "symlog")[0]
-    fractions, counts = rebinned(ragged(together), edges), apportioned(ragged(together), edges)
+    edges = histogram_edges(ragged(binned(np.concatenate(rows))), 48, "symlog")[0]
+    fractions, counts = rebin(ragged(together), edges), rebin_whole(ragged(together), edges)
     assert counts.dtype == np.int64
     assert (counts >= 0).all()
     assert counts.sum(axis=1).tolist() == [len(x) for x in rows]
@@ -106,7 +106,7 @@ def test_whole_counts_are_the_fractions_rounded() -> None:
 def test_the_outermost_values_are_in_the_outermost_intervals(scale: Scale) -> None:
     x = np.concatenate([[-7.3], np.random.default_rng(2).normal(size=999), [6.1]])
     one = binned(x)
-    counts = apportioned(ragged(one), axes(ragged(one), 64, scale)[0])[0]
+    counts = rebin_whole(ragged(one), histogram_edges(ragged(one), 64, scale)[0])[0]
     assert counts[0] >= 1
     assert counts[-1] >= 1
     assert counts.sum() == 1001
@@ -115,8 +115,8 @@ def test_the_outermost_values_are_in_the_outermost_intervals(scale: Scale) -> No
 def test_nothing_has_no_figures() -> None:
     nothing = Binned(np.zeros(0, int), np.zeros((2, 0)), np.full(2, np.nan), np.full(2, np.nan))
     assert np.isnan(quantiles(nothing, np.array([0.5]))).all()
-    assert rebinned(ragged(nothing), np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
-    assert apportioned(ragged(nothing), np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
+    assert rebin(ragged(nothing), np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
+    assert rebin_whole(ragged(nothing), np.arange(4.0)).tolist() == [[0, 0, 0]] * 2
 
 
 def test_the_stated_error_is_that_of_the_edges() -> None:
@@ -132,8 +132,8 @@ def test_the_stated_error_is_that_of_the_edges() -> None:
 def test_ranges_too_small_for_slopes_are_spread_too(faint: float) -> None:
     counts = np.array([[4.0]])
     zeros = Binned(np.array([0]), counts, np.array([0.0]), np.array([faint]))
-    assert rebinned(ragged(zeros), np.linspace(0, faint, 5))[0] == pytest.approx([1] * 4)
+    assert rebin(ragged(zeros), np.linspace(0, faint, 5))[0] == pytest.approx([1] * 4)
     step = Binned(np.array([0, 0x3F8]), np.array([[4.0, 2.0]]), np.zeros(1), np.array([1.0]))
-    assert rebinned(ragged(step), np.array([0.0, 0.5, 1.0])).tolist() == [[4, 2]]
+    assert rebin(ragged(step), np.array([0.0, 0.5, 1.0])).tolist() == [[4, 2]]
     below = Binned(np.array([0xBF8, 0]), np.array([[2.0, 4.0]]), -np.ones(1), np.array([faint]))
-    assert rebinned(ragged(below), np.array([-1.0, -0.5, faint])).sum() == 6
+    assert rebin(ragged(below), np.array([-1.0, -0.5, faint])).sum() == 6

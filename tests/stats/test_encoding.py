@@ -19,7 +19,13 @@ from summaries import VALUES, all_summaries, normal_values, summary_bytes, summa
 
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.stats.bins import BINS, FINITE_BINS
-from nnx_inspector.stats.encoding import Packed, checked, decoded, encoded, ranges
+from nnx_inspector.stats.encoding import (
+    Packed,
+    decode,
+    decode_checked,
+    decode_ranges,
+    encode,
+)
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.stats.summary import Summary
 
@@ -36,12 +42,12 @@ def test_a_stored_summary_comes_back_bit_for_bit(name: str) -> None:
 def test_ranges_are_those_of_the_values() -> None:
     x, nothing, counted = normal_values(0), np.zeros(0, np.float32), all_summaries()[-3]
     assert np.isnan(counted.points).all()
-    found = encoded([summary_of(v) for v in (x, nothing)])
-    np.testing.assert_array_equal(ranges(found), [[x.min(), np.nan], [x.max(), np.nan]])
-    found = encoded([summary_of(x), counted])
-    np.testing.assert_array_equal(ranges(found), decoded(found)[-2:])
-    assert ranges(Packed.of([]))[0].shape == (0,)
-    assert len(encoded([summary_of(normal_values(1, 100_000))]).data) < 500
+    found = encode([summary_of(v) for v in (x, nothing)])
+    np.testing.assert_array_equal(decode_ranges(found), [[x.min(), np.nan], [x.max(), np.nan]])
+    found = encode([summary_of(x), counted])
+    np.testing.assert_array_equal(decode_ranges(found), decode(found)[-2:])
+    assert decode_ranges(Packed.of([]))[0].shape == (0,)
+    assert len(encode([summary_of(normal_values(1, 100_000))]).data) < 500
 
 
 def plainly(one: Summary) -> bytes:
@@ -71,15 +77,15 @@ def test_many_are_encoded_as_each_one_merged() -> None:
     raw = [jax.tree.map(np.asarray, summarize(jnp.asarray(x))) for x in VALUES.values()]
     every = [*raw, *all_summaries(), *reversed(raw)]
     assert len({s.bins.dtype for s in every}) == 2
-    packed = encoded([s.without_rows() for s in every])
+    packed = encode([s.without_rows() for s in every])
     assert [packed.piece(i) for i in range(len(every))] == [plainly(s.merged()) for s in every]
     assert Packed.of([plainly(s.merged()) for s in every]) == packed
-    assert encoded([]) == Packed(b"", b"")
+    assert encode([]) == Packed(b"", b"")
 
 
 def test_all_are_decoded_as_each_one() -> None:
     every = [s.merged() for s in all_summaries()]
-    (found,) = checked(encoded(every))
+    (found,) = decode_checked(encode(every))
     assert [summary_bytes(found.summary(i)) for i in range(len(every))] == [
         summary_bytes(s) for s in every
     ]
@@ -94,7 +100,7 @@ def counts_of(pairs: dict[int, int]) -> Summary:
 
 @given(st.lists(st.dictionaries(st.integers(0, BINS - 1), st.integers(1, 2**64 - 2), max_size=9)))
 def test_any_counts_come_back(every: list[dict[int, int]]) -> None:
-    found = decoded(encoded([counts_of(pairs) for pairs in every]))
+    found = decode(encode([counts_of(pairs) for pairs in every]))
     for i, pairs in enumerate(every):
         bins = found.summary(i).bins
         assert (
@@ -128,14 +134,14 @@ LIES = {
 
 @pytest.mark.parametrize("name", LIES)
 def test_bytes_that_are_no_summary_are_refused(name: str) -> None:
-    assert [len(found.kinds) for found in checked(Packed.of([BLOB, BLOB]))] == [2]
+    assert [len(found.kinds) for found in decode_checked(Packed.of([BLOB, BLOB]))] == [2]
     for pieces in ([LIES[name]], [BLOB, LIES[name], BLOB]):
         with pytest.raises(ValueError, match=r"summary"):
-            list(checked(Packed.of(pieces)))
+            list(decode_checked(Packed.of(pieces)))
 
 
 def written_again(packed: Packed) -> Packed:
-    found, pieces = decoded(packed), list[bytes]()
+    found, pieces = decode(packed), list[bytes]()
     for i, kind in enumerate(found.kinds.tolist()):
         mine = found.rows == i
         counts = dict(zip(found.bins[mine].tolist(), found.counts[mine].tolist(), strict=True))
@@ -144,7 +150,7 @@ def written_again(packed: Packed) -> Packed:
 
 
 def test_bytes_are_accepted_if_they_would_be_written_again() -> None:
-    source, blobs = random.Random(0), [encoded([one]).data for one in all_summaries()]
+    source, blobs = random.Random(0), [encode([one]).data for one in all_summaries()]
     accepted = 0
     for _ in range(4000):
         body = bytearray(source.choice(blobs))
@@ -163,7 +169,7 @@ def test_bytes_are_accepted_if_they_would_be_written_again() -> None:
         except IndexError:
             again = False
         try:
-            strict = len(decoded(packed, strict=True).kinds) == 3
+            strict = len(decode(packed, strict=True).kinds) == 3
         except (IndexError, ValueError):
             strict = False
         assert strict == again, bytes(body[:1] + body[49:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merged_moments
+from nnx_inspector.stats.moments import MAXIMUM, MINIMUM, SCALE, SHIFT, SUM1, SUM2, merge_moments
 
 
 def moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -19,7 +19,7 @@ def test_parts_are_the_whole(scale: float) -> None:
     parts = [1e4 + i + scale * rng.normal(size=10 + i) for i in range(9)]
     each = [moments(x) for x in parts]
     n = np.array([float(len(x)) for x in parts])
-    points, sums = merged_moments(np.stack([p for p, _ in each]), np.stack([s for _, s in each]), n)
+    points, sums = merge_moments(np.stack([p for p, _ in each]), np.stack([s for _, s in each]), n)
     whole, many = np.concatenate(parts), n.sum()
     assert (points[MINIMUM], points[MAXIMUM]) == (whole.min(), whole.max())
     mean = sums[SUM1] / many
@@ -29,8 +29,8 @@ def test_parts_are_the_whole(scale: float) -> None:
 
 
 def test_none_and_unknown() -> None:
-    assert not merged_moments(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))[0].any()
+    assert not merge_moments(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(0))[0].any()
     known, unknown = np.ones(3), np.full(3, np.nan)
-    points, sums = merged_moments(np.stack([known, unknown]), np.ones((2, 3)), np.ones(2))
+    points, sums = merge_moments(np.stack([known, unknown]), np.ones((2, 3)), np.ones(2))
     assert np.isnan(points).all()
     assert np.isnan(sums).all()

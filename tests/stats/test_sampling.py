@@ -17,10 +17,10 @@ from summary_oracle import check
 import nnx_inspector as nni
 from nnx_inspector.stats.array_stats import SAMPLE, strides
 from nnx_inspector.stats.bins import QUANTILE_ERROR, UNSEEN_BIN, bin_edges
-from nnx_inspector.stats.encoding import checked, encoded
+from nnx_inspector.stats.encoding import decode_checked, encode
 from nnx_inspector.stats.summarize import merge_in_trace, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary, merge
-from nnx_inspector.stats.table import figures_of, sparklines_of
+from nnx_inspector.stats.table import sparklines_of, stats_of
 
 SHAPE = (4, 64, 32)
 FRACTIONS = (0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
@@ -169,9 +169,9 @@ def test_rows_and_vmap_and_encoding() -> None:
             np.testing.assert_array_equal(other.row(i).bins, one.bins)
             np.testing.assert_array_equal(other.row(i).points[..., :2], one.points[..., :2])
             assert other.row(i).std == pytest.approx(one.std, rel=1e-6)
-        (found,) = checked(encoded([one.merged()]))
+        (found,) = decode_checked(encode([one.merged()]))
         assert repr(found.summary(0)) == repr(one)
-        assert figures_of(found)[0, 0] == one.size
+        assert stats_of(found)[0, 0] == one.size
         np.testing.assert_array_equal(sparklines_of(found, 32)[0], one.sparkline(32))
 
 

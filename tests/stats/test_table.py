@@ -16,9 +16,9 @@ from nnx_inspector.stats.bins import (
     POSINF_BIN,
     ZERO_BIN,
 )
-from nnx_inspector.stats.encoding import decoded, encoded
+from nnx_inspector.stats.encoding import decode, encode
 from nnx_inspector.stats.summary import Summary, empty, opaque
-from nnx_inspector.stats.table import CASTS, casts_of, figures_of, sparklines_of
+from nnx_inspector.stats.table import CASTS, casts_of, sparklines_of, stats_of
 
 APART = [ZERO_BIN, MINUS_ZERO_BIN, NAN_BIN, POSINF_BIN, NEGINF_BIN, OPAQUE_BIN]
 EXTREMES = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 3e38, -3e38, np.nan, np.inf, -np.inf]
@@ -43,8 +43,8 @@ def summarized(values, shift=0.0, scale=1.0):
 
 def check(summaries):
     """Check each row against the Summary's figures."""
-    parts = decoded(encoded(summaries))
-    table, sparks = figures_of(parts), sparklines_of(parts, SPARK)
+    parts = decode(encode(summaries))
+    table, sparks = stats_of(parts), sparklines_of(parts, SPARK)
     assert table.shape == (len(summaries), len(STATISTICS))
     for row, spark, summary in zip(table, sparks, summaries, strict=True):
         expected = [float(getattr(summary, name)) for name in STATISTICS]
@@ -93,7 +93,7 @@ def test_many_normal_arrays_of_all_magnitudes():
 def test_nothing_constants_and_what_has_no_figures():
     check([])
     check([empty(), summarized([5.0] * 9), summarized([0.0] * 3), summarized([np.nan]), empty()])
-    (row,) = figures_of(decoded(encoded([opaque("key<fry>[3]", 3)])))
+    (row,) = stats_of(decode(encode([opaque("key<fry>[3]", 3)])))
     assert row[STATISTICS.index("size")] == 3
 
 
@@ -102,8 +102,8 @@ def test_of_counts_that_stopped_only_the_extremes_are_known():
     stopped.bins[ZERO_BIN] = np.iinfo(np.uint64).max
     with pytest.raises(OverflowError):
         _ = stopped.size
-    parts = decoded(encoded([summarized([3.0, 4.0]), stopped]))
-    table = dict(zip(STATISTICS, figures_of(parts).T, strict=True))
+    parts = decode(encode([summarized([3.0, 4.0]), stopped]))
+    table = dict(zip(STATISTICS, stats_of(parts).T, strict=True))
     assert (table["min"][1], table["max"][1]) == (1.0, 2.0)
     assert all(np.isnan(table[name][1]) for name in STATISTICS if name not in ("min", "max"))
     assert table["mean"][0] == 3.5
@@ -162,7 +162,7 @@ def test_what_another_dtype_would_make_of_values(name, scaled):
         [0.0, -0.0],
         [3.0],
     ]
-    table = casts_of(decoded(encoded([summarized(x) for x in arrays])), cast, scaled=scaled)
+    table = casts_of(decode(encode([summarized(x) for x in arrays])), cast, scaled=scaled)
     assert not np.isnan(table).any()
     for x, shares in zip(arrays, table, strict=True):
         found, cut, many = shares_by_casting(x, name, scaled)
@@ -171,7 +171,7 @@ def test_what_another_dtype_would_make_of_values(name, scaled):
 
 def test_what_has_no_finite_values_has_no_shares():
     rows = [empty(), summarized([np.nan, np.inf]), opaque("key<fry>[3]", 3), summarized([1.0])]
-    table = casts_of(decoded(encoded(rows)), CASTS["float16"])
+    table = casts_of(decode(encode(rows)), CASTS["float16"])
     assert np.isnan(table[:3]).all()
     assert table[3].tolist() == [0, 0, 0]
-    assert casts_of(decoded(encoded([])), CASTS["float16"]).shape == (0, 3)
+    assert casts_of(decode(encode([])), CASTS["float16"]).shape == (0, 3)

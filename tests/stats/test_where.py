@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from summary_oracle import ALL, CLASSES, check, check_units, device, values
 
-from nnx_inspector.stats import gauges
-from nnx_inspector.stats.gauges import UNITS, Calls, head, units
-from nnx_inspector.stats.measure_gauges import gauge
-from nnx_inspector.stats.summarize import beside, summarize
+from nnx_inspector.stats.samples import unit_stats
+from nnx_inspector.stats.samples.sample_units import sample_units
+from nnx_inspector.stats.samples.unit_stats import UNITS, UnitSamples, head_stat, unit_stat
+from nnx_inspector.stats.summarize import mask_shape, summarize
 from nnx_inspector.stats.units import measure_units
 
 SHAPE = (5, 7, 3)
@@ -59,7 +59,7 @@ def test_what_does_not_count_may_be_anything() -> None:
     found = summarize(x, where=w)
     assert (found.size, found.nan, found.posinf, found.max, found.std) == (15, 0, 0, 1, 0)
     assert measure_units(jnp.asarray(x), where=w).max.tolist() == [1, 1, 1]
-    assert head(np.asarray(gauge(jnp.asarray(x), jnp.asarray(w))), "measured") == 1
+    assert head_stat(np.asarray(sample_units(jnp.asarray(x), jnp.asarray(w))), "measured") == 1
 
 
 def test_a_histogram_of_a_sample_has_only_what_counts() -> None:
@@ -81,17 +81,17 @@ def test_units_are_those_of_the_chosen_values(both: tuple[np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("part", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("shape", [(6, 3), (9, 5, 4), (3, 4, 5, 6)])
-def test_a_gauge_is_that_of_the_chosen_values(shape: tuple[int, ...], part: float) -> None:
+def test_a_sample_is_that_of_the_chosen_values(shape: tuple[int, ...], part: float) -> None:
     rng = np.random.default_rng(len(shape))
     x = (rng.normal(size=shape) * 3 + 1).astype(np.float32)
     w = rng.random(shape[:-1]) < part
     w[0, ...] |= not w.any()
-    found = np.asarray(gauge(jnp.asarray(x), jnp.asarray(w[..., None])), np.float64)
+    found = np.asarray(sample_units(jnp.asarray(x), jnp.asarray(w[..., None])), np.float64)
     rows, k = x[w].astype(np.float64), shape[-1]
-    assert head(found, "measured") == 1
+    assert head_stat(found, "measured") == 1
     examples = w.reshape(len(w), -1).any(1).sum()
-    assert head(found, "examples") == examples
-    assert head(found, "positions") == pytest.approx(len(rows) / examples)
+    assert head_stat(found, "examples") == examples
+    assert head_stat(found, "positions") == pytest.approx(len(rows) / examples)
     y, at = x.astype(np.float64).reshape(shape[0], -1, k), w.reshape(shape[0], -1)
     each = [y[at[:, p], p] for p in range(at.shape[1]) if at[:, p].any()]
     within = np.concatenate([one - one.mean(0) for one in each])
@@ -101,22 +101,22 @@ def test_a_gauge_is_that_of_the_chosen_values(shape: tuple[int, ...], part: floa
         "mean": rows.mean(0),
         "std": rows.std(0),
         "spread": np.sqrt((within**2).mean(0)),
-        "tanh": (np.abs(rows) > gauges.TANH_FLAT).mean(0),
-        "sigmoid": (np.abs(rows) > gauges.SIGMOID_FLAT).mean(0),
+        "tanh": (np.abs(rows) > unit_stats.TANH_FLAT).mean(0),
+        "sigmoid": (np.abs(rows) > unit_stats.SIGMOID_FLAT).mean(0),
         "ends": (np.minimum(np.abs(rows), np.abs(np.abs(rows) - 1)) <= 0.01).mean(0),
         "top": (np.abs(np.abs(rows) - 1) <= 0.01).mean(0),
     }.items():
-        np.testing.assert_allclose(units(found, name)[:k], expected, atol=2e-5, err_msg=name)
-        assert np.isnan(units(found, name)[k:UNITS]).all()
+        np.testing.assert_allclose(unit_stat(found, name)[:k], expected, atol=2e-5, err_msg=name)
+        assert np.isnan(unit_stat(found, name)[k:UNITS]).all()
     covariance = np.cov(rows.T, bias=True)
     rank = np.trace(covariance) ** 2 / (covariance**2).sum() if len(rows) > 1 else np.nan
-    assert head(found, "rank") == pytest.approx(rank, rel=1e-4, nan_ok=True)
+    assert head_stat(found, "rank") == pytest.approx(rank, rel=1e-4, nan_ok=True)
 
 
-def test_a_gauge_with_all_positions_is_the_plain_one() -> None:
+def test_a_sample_with_all_positions_is_the_plain_one() -> None:
     x = jnp.asarray(values(0, "normal", np.float32, (8, 6, 5)))
     all_of_them = jnp.ones((8, 1, 1), bool)
-    np.testing.assert_allclose(gauge(x, all_of_them), gauge(x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(sample_units(x, all_of_them), sample_units(x), rtol=1e-5, atol=1e-6)
 
 
 def test_a_unit_that_is_dead_only_at_padding_is_not_dead() -> None:
@@ -124,13 +124,13 @@ def test_a_unit_that_is_dead_only_at_padding_is_not_dead() -> None:
     x[:, :2] = np.random.default_rng(0).normal(size=(4, 2, 3))
     x[:, :, 1] = 0
     w = np.arange(6)[None] < np.full((4, 1), 2)
-    vector = np.asarray(gauge(jnp.asarray(x), jnp.asarray(w[..., None])))
-    _, _, masks = gauges.read([Calls([vector])])
-    assert gauges.bits_of(masks, "dead")[0, :3].tolist() == [False, True, False]
+    vector = np.asarray(sample_units(jnp.asarray(x), jnp.asarray(w[..., None])))
+    _, _, masks = unit_stats.site_stats([UnitSamples([vector])])
+    assert unit_stats.unpack_mask(masks, "dead")[0, :3].tolist() == [False, True, False]
     w = ~w
-    vector = np.asarray(gauge(jnp.asarray(x), jnp.asarray(w[..., None])))
-    _, _, masks = gauges.read([Calls([vector])])
-    assert gauges.bits_of(masks, "dead")[0, :3].all()
+    vector = np.asarray(sample_units(jnp.asarray(x), jnp.asarray(w[..., None])))
+    _, _, masks = unit_stats.site_stats([UnitSamples([vector])])
+    assert unit_stats.unpack_mask(masks, "dead")[0, :3].all()
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_a_unit_that_is_dead_only_at_padding_is_not_dead() -> None:
     ],
 )
 def test_which_axes_a_mask_has(mask: Any, shape: Any, expected: Any) -> None:
-    assert beside(mask, jax.ShapeDtypeStruct(shape, np.float32)) == expected
+    assert mask_shape(mask, jax.ShapeDtypeStruct(shape, np.float32)) == expected
 
 
 def test_a_mask_has_all_axes_of_integers() -> None:
-    assert beside((4, 6), jax.ShapeDtypeStruct((4, 6), np.int32)) == (4, 6)
+    assert mask_shape((4, 6), jax.ShapeDtypeStruct((4, 6), np.int32)) == (4, 6)

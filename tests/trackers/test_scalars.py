@@ -9,7 +9,7 @@ import pytest
 
 import nnx_inspector as nni
 from nnx_inspector.recordings.facts import PARAMETER_FIGURES, PassStats
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
+from nnx_inspector.stats.choices.rows import CHOICE_STATS
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.trackers.aim_run import AimRun
 from nnx_inspector.trackers.scalars import BINS, Entry, PassReader
@@ -108,9 +108,9 @@ def test_every_histogram_is_that_of_its_summary_and_counts_every_value(item: Any
 
 
 def test_heads_and_experts_are_those_of_the_frames() -> None:
-    rows = np.random.default_rng(0).random((5, len(CHOICE_FIGURES))).astype(np.float32)
-    rows[2, CHOICE_FIGURES.index("distance")] = np.nan
-    rows[3:, CHOICE_FIGURES.index("evenness")] = 0.75
+    rows = np.random.default_rng(0).random((5, len(CHOICE_STATS))).astype(np.float32)
+    rows[2, CHOICE_STATS.index("distance")] = np.nan
+    rows[3:, CHOICE_STATS.index("evenness")] = 0.75
     sites = ("b/0/attn@attention",) * 3 + ("moe@experts",) * 2
     recording = nni.Recording()
     recording.append(3, {}, figures=PassStats(choices=sites, choice_rows=rows))

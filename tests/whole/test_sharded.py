@@ -20,7 +20,8 @@ import pytest
 from collectives import collectives, elements
 
 from nnx_inspector.stats.bins import MINUS_ZERO_BIN, UNSEEN_BIN, ZERO_BIN
-from nnx_inspector.stats.gauges import EXAMPLES, POSITIONS, SAMPLE, UNITS
+from nnx_inspector.stats.samples.parameter_stats import SAMPLE
+from nnx_inspector.stats.samples.unit_stats import EXAMPLES, POSITIONS, UNITS
 
 BINS = 4096
 DEVICES, NUMBERS = 8, 12
@@ -165,14 +166,14 @@ def test_an_unchecked_shard_map_counts_every_devices_copy(rest):
     np.testing.assert_allclose(copies["figures"]["mean"], once["figures"]["mean"], rtol=1e-6)
 
 
-# ------------------------------------------------------------------------------ gauges
+# ------------------------------------------------------------------------------ samples
 
 
 @pytest.mark.long
-def test_of_a_gauge_no_more_is_moved_than_is_looked_at():
+def test_of_a_sample_no_more_is_moved_than_is_examined():
     """The number of examples, positions and units is bounded, however large the array is."""
     most = EXAMPLES * POSITIONS * UNITS
-    program = PROGRAM.with_name("sharded_gauges.py")
+    program = PROGRAM.with_name("sharded_samples.py")
     command = [sys.executable, str(program)]
     where = os.pathsep.join([str(PROGRAM.parents[2]), str(PROGRAM.parent)])
     process = subprocess.run(

@@ -13,7 +13,7 @@ import numpy as np
 from nnx_inspector.findings.choices.heads import Rows, last_rows, since
 from nnx_inspector.findings.finding import Finding, named
 from nnx_inspector.findings.rule_context import FEW, RuleContext
-from nnx_inspector.stats.choices.rows import choice_figure, is_expert
+from nnx_inspector.stats.choices.rows import choice_stat, is_expert
 
 TOKENS: Final = 32
 """How many tokens an expert would get in a pass if all got as many. One with a sixth of that gets
@@ -40,8 +40,8 @@ def _routers(context: RuleContext) -> Iterator[_Router]:
     for site, passes in last_rows(context).items():
         if not is_expert(site) or len(passes) < FEW:
             continue
-        loads = np.array([choice_figure(rows, "load") for _, rows in passes], np.float64)
-        tokens = np.array([choice_figure(rows, "keys").max() for _, rows in passes])
+        loads = np.array([choice_stat(rows, "load") for _, rows in passes], np.float64)
+        tokens = np.array([choice_stat(rows, "keys").max() for _, rows in passes])
         if (tokens * loads.mean(axis=1) >= TOKENS).all():
             yield _Router(site, passes[-1][1], loads, tokens)
 
@@ -59,7 +59,7 @@ def dead_experts(context: RuleContext) -> Iterator[Finding]:
         yield Finding(
             rule="dead-experts",
             site=module,
-            step=since(context, site, lambda r, d=dead: not choice_figure(r, "load")[d].any()),
+            step=since(context, site, lambda r, d=dead: not choice_stat(r, "load")[d].any()),
             severity="warning",
             evidence={
                 "dead": len(dead),
@@ -99,7 +99,7 @@ def uneven_experts(context: RuleContext) -> Iterator[Finding]:
             most = int(least.argmax())
             said.append(f"expert {most} gets at least {least[most]:.2g} times an even share")
             evidence |= {"over": len(over), "largest": float(least[most])}
-            dropped = float(choice_figure(last, "dropped")[most])
+            dropped = float(choice_stat(last, "dropped")[most])
             evidence |= {} if np.isnan(dropped) else {"dropped": dropped}
         if len(under):
             fewest = int(largest.argmin())
@@ -129,5 +129,5 @@ def _shares(loads: Rows) -> Rows:
 
 
 def _is_uneven(rows: Rows, over: Rows, under: Rows) -> bool:
-    shares = _shares(choice_figure(rows, "load"))
+    shares = _shares(choice_stat(rows, "load"))
     return bool((shares[over] >= OVER).all() and (shares[under] <= UNDER).all())

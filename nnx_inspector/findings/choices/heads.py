@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from nnx_inspector.findings.finding import Finding, and_others, named
 from nnx_inspector.findings.rule_context import FEW, LAST, RuleContext
-from nnx_inspector.stats.choices.rows import choice_figure, is_expert
+from nnx_inspector.stats.choices.rows import choice_stat, is_expert
 
 SHARP: Final = 0.05
 """Zhai et al. 2023, "Stabilizing transformer training by preventing attention entropy collapse"
@@ -46,9 +46,9 @@ def attention_logits(context: RuleContext) -> Iterator[Finding]:
     for site, passes in _sites(context).items():
         dtype = context.site(_call_of(site)).leaving
         most = LARGE_IF_LOW if dtype in ("bfloat16", "float16") else LARGE
-        largest = [np.nanmax(choice_figure(rows, "logit"), initial=-np.inf) for _, rows in passes]
+        largest = [np.nanmax(choice_stat(rows, "logit"), initial=-np.inf) for _, rows in passes]
         if min(largest) >= most:
-            head = int(np.nanargmax(choice_figure(passes[-1][1], "logit")))
+            head = int(np.nanargmax(choice_stat(passes[-1][1], "logit")))
             found.append((float(largest[-1]), site, head, most))
     if not found:
         return
@@ -57,7 +57,7 @@ def attention_logits(context: RuleContext) -> Iterator[Finding]:
     yield Finding(
         rule="attention",
         site=_call_of(site),
-        step=since(context, site, lambda r: np.nanmax(choice_figure(r, "logit")) >= most),
+        step=since(context, site, lambda r: np.nanmax(choice_stat(r, "logit")) >= most),
         severity="warning",
         evidence={"logit": logit, "head": head, "passes": len(passes), "others": len(found) - 1},
         what=(
@@ -84,8 +84,8 @@ def attention_collapse(context: RuleContext) -> Iterator[Finding]:
         if always.any():
             step = max(step, since(context, site, lambda r: bool(_is_sharp(r).any())))
             last = passes[-1][1]
-            mean = float(choice_figure(last, "evenness")[always].mean())
-            largest = float(choice_figure(last, "logit")[always].max())
+            mean = float(choice_stat(last, "evenness")[always].mean())
+            largest = float(choice_stat(last, "logit")[always].max())
             worst, seen = min(worst, (site, mean, largest), key=lambda x: x[1]), len(passes)
     if every < 2 or sharp < MOST * every:
         return
@@ -112,7 +112,7 @@ def attention_sink(context: RuleContext) -> Iterator[Finding]:
     """Most heads look at the first token; in a trained language model this is usual."""
     every, sinks, share, first, seen, step = 0, 0, 0.0, "", 0, 0
     for site, passes in _sites(context).items():
-        each = [choice_figure(rows, "first") for _, rows in passes]
+        each = [choice_stat(rows, "first") for _, rows in passes]
         always = np.logical_and.reduce([(x >= SINK) for x in each])
         even = np.logical_and.reduce([~_is_sharp(rows) for _, rows in passes])
         every, sinks = every + len(always), sinks + int((always & even).sum())
@@ -147,12 +147,12 @@ def _call_of(site: str) -> str:
 
 
 def _has_sink(rows: Rows) -> bool:
-    return bool((choice_figure(rows, "first") >= SINK).any())
+    return bool((choice_stat(rows, "first") >= SINK).any())
 
 
 def _is_sharp(rows: Rows) -> npt.NDArray[np.bool_]:
-    logits = choice_figure(rows, "logit")
-    return (choice_figure(rows, "evenness") <= SHARP) & (logits >= HELD)
+    logits = choice_stat(rows, "logit")
+    return (choice_stat(rows, "evenness") <= SHARP) & (logits >= HELD)
 
 
 def _sites(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
@@ -164,7 +164,7 @@ def _sites(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
         for site, passes in last_rows(context).items()
         if not is_expert(site)
         and len(passes) >= FEW
-        and all(np.nanmax(choice_figure(r, "keys"), initial=0) >= KEYS for _, r in passes)
+        and all(np.nanmax(choice_stat(r, "keys"), initial=0) >= KEYS for _, r in passes)
     }
 
 

@@ -32,7 +32,7 @@ Seen = Sequence[tuple[Pass, float]]
 
 
 def seen_in(context: RuleContext, name: str) -> dict[str, Seen]:
-    """One of `OF_UPDATE` of each parameter, in the passes that have it and no perturbation."""
+    """One of `UPDATE_STATS` of each parameter, in the passes that have it and no perturbation."""
     passes = [p for p in context.clean if p.kind == "watch"]
     found: dict[str, list[tuple[Pass, float]]] = {}
     for one in passes:

@@ -53,8 +53,9 @@ from nnx_inspector.records.backward import backward_pass, require_scalar
 from nnx_inspector.records.capture import record_of
 from nnx_inspector.records.parameters import floats_of, measure_parameters
 from nnx_inspector.records.record import Record
-from nnx_inspector.stats.gauges import IDS, VARIED
-from nnx_inspector.stats.measure_gauges import commonest, gauge, sampled, varied
+from nnx_inspector.stats.samples.parameter_stats import EXAMPLES_VARY, IDS_PREFIX
+from nnx_inspector.stats.samples.sample_parameters import examples_vary, id_stats, sample_parameter
+from nnx_inspector.stats.samples.sample_units import sample_units
 from nnx_inspector.typing import Function, GraphDef, PyTree, Value
 
 
@@ -76,8 +77,8 @@ class Result:
 
     Attributes:
         value: the function's own result.
-        record: the record, whose `values` are gauges; see `measure_gauges`.
-        states: parameter (or running statistic) -> its state from `measure_gauges.sampled`.
+        record: the record, whose `values` are samples of units; see `sample_units`.
+        states: parameter (or running statistic) -> its state from `sample_parameters.sampled`.
     """
 
     value: Value
@@ -425,7 +426,7 @@ class OwnedPasses:
                     plan = dataclasses.replace(plan, summarise=False, keep=keep)
                     seen = stage.evaluate(inputs, plan=plan)[1]
                     return record_of(stage, seen)
-                keep = Keep(values=gauge, parts=(OUTPUT,), counts=True)
+                keep = Keep(values=sample_units, parts=(OUTPUT,), counts=True)
                 plan = dataclasses.replace(plan, keep=keep)
                 held, grads = floats_of(stage), dict[int, Value]()
                 if structure.loss_fn is None:
@@ -435,9 +436,9 @@ class OwnedPasses:
                 value = stage.finish(with_own_parameters(stage, out, replaced), update=False)
                 own = measure_parameters(stage, grads, inputs=inputs)
                 record = record_of(stage, seen, cotangents, parameters=own)
-                states = {path: sampled(inputs[i]) for path, (i, _) in held.items()}
+                states = {path: sample_parameter(inputs[i]) for path, (i, _) in held.items()}
                 # every array must vary: labels may vary while the model's inputs do not
-                states[VARIED] = varied(stage.arrays, each=True)
+                states[EXAMPLES_VARY] = examples_vary(stage.arrays, each=True)
                 if structure.entry.where is None:  # else it is known what padding is
                     states |= _embedded_ids(stage, inputs, held)
             returned = Arguments.of(value).without_numpy()
@@ -452,7 +453,8 @@ class OwnedPasses:
 def _embedded_ids(
     stage: StagedCall, inputs: Sequence[Value], held: Collection[str]
 ) -> dict[str, Value]:
-    """What embeddings receive just as it is given, by `IDS` and the path of their parameter."""
+    """What embeddings receive just as it is given, by `IDS_PREFIX` and the path of their "
+    "parameter."""
     every = [] if stage.eager else module_sites(stage.roots[()])
     sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
     if not sites:
@@ -463,7 +465,7 @@ def _embedded_ids(
         for site in (site for site, same in of.items() if same):
             path = f"{site}/embedding" if site else "embedding"
             if path in held and x.ndim > 1 and x.shape[-1] > 1 and x.size:
-                out[IDS + path] = commonest(x)
+                out[IDS_PREFIX + path] = id_stats(x)
     return out
 
 

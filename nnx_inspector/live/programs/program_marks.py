@@ -19,7 +19,7 @@ from nnx_inspector.program.marks import INPUT, OUTPUT, PARAMETER
 from nnx_inspector.program.plan import KeptArray, Observation
 from nnx_inspector.program.survey import Item, Mark
 from nnx_inspector.recordings.tree_rows import leaf_key, leaf_of
-from nnx_inspector.stats.gauges import VARIED
+from nnx_inspector.stats.samples.parameter_stats import EXAMPLES_VARY
 from nnx_inspector.typing import Value
 
 Moves = tuple[tuple[Mapping[str, Value], int], ...]
@@ -83,7 +83,7 @@ def put_beginning(
         sent.arrived[path, "parameter"].append(summary.row(at) if at else summary)
     if one.seen is not None and one.seen.kept:
         states = one.seen.kept[0].value[at]
-        for name, state in zip((*begun.paths, VARIED), states, strict=True):
+        for name, state in zip((*begun.paths, EXAMPLES_VARY), states, strict=True):
             sent.states.setdefault(name, state)
     for moves, depth in one.moves:
         for path, sums in moves.items():
@@ -119,7 +119,7 @@ def put_values(one: ProgramMark, at: Index, sent: PassData) -> None:
         sent.arrived[key, mark.part].append(found)
         # the figures of a site are those of its main array
         if mark.part == OUTPUT and seen.kept and not leaf_of(key)[1]:
-            sent.gauges.setdefault(key, []).append(_gauge_of(seen.kept[i])[at])
+            sent.unit_samples.setdefault(key, []).append(_unit_sample(seen.kept[i])[at])
     if values := values_of(one):
         sent.values.append(
             CallValues(
@@ -133,7 +133,7 @@ def put_values(one: ProgramMark, at: Index, sent: PassData) -> None:
         )
 
 
-def _gauge_of(kept: KeptArray) -> np.ndarray:
+def _unit_sample(kept: KeptArray) -> np.ndarray:
     return kept.value[0] if isinstance(kept.value, tuple) else kept.value
 
 

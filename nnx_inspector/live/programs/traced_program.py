@@ -47,8 +47,8 @@ from nnx_inspector.program.survey import (
     without_calls,
     without_jaxprs,
 )
-from nnx_inspector.stats.apart import pays_off
-from nnx_inspector.stats.measure_gauges import gauge, gauge_apart
+from nnx_inspector.stats.samples.sample_units import sample_units, sample_units_unreduced
+from nnx_inspector.stats.unreduced import has_several_cpus
 from nnx_inspector.typing import Jaxpr, PyTree, Value
 
 
@@ -191,10 +191,12 @@ class TracedProgram:
         Raises:
             InspectorError: what was asked cannot be kept, or is too large.
         """
-        apart = pays_off()
+        apart = has_several_cpus()
         keep = Keep()
         if measures:
-            keep = Keep(gauge_apart if apart else gauge, parts=(OUTPUT,), counts=True)
+            keep = Keep(
+                sample_units_unreduced if apart else sample_units, parts=(OUTPUT,), counts=True
+            )
         which: bool | Keep = measures
         if request is not None:
             which = keep = request.with_site(keep)

@@ -20,7 +20,7 @@ import numpy as np
 from nnx_inspector.errors import InspectorError, reply_text
 from nnx_inspector.live.inbox import WatchedPass
 from nnx_inspector.program.plan import Keep, KeptArray
-from nnx_inspector.stats.summarize import in_words
+from nnx_inspector.stats.summarize import type_text
 from nnx_inspector.typing import Value
 
 MOST_MISSES: Final = 8
@@ -51,7 +51,7 @@ class KeepSite(Keep):
         if self.example is None:
             return x
         if not x.ndim or self.example >= x.shape[0]:
-            what = in_words(x.dtype, x.shape)
+            what = type_text(x.dtype, x.shape)
             raise InspectorError(
                 f"{self.site!r} returns {what}, which has no example {self.example}."
             )
@@ -159,7 +159,7 @@ class ValueRequest:
             )
         size = sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays)
         if size > self.most:
-            returned = ", ".join(in_words(x.dtype, x.shape) for x in arrays)
+            returned = ", ".join(type_text(x.dtype, x.shape) for x in arrays)
             alone = f" Ask for one example: run.values({self.site!r}, example=0)."
             raise InspectorError(
                 f"{self.site!r} returns {returned}, {size / 2**20:,.1f} MiB; a run sends at most "

@@ -26,12 +26,12 @@ from nnx_inspector.program.changes import difference
 from nnx_inspector.program.editing.slots import AlwaysRuns, Output, is_slot
 from nnx_inspector.program.marks import move_vmap_axes_first, seeded
 from nnx_inspector.program.plan import merge_observations
-from nnx_inspector.stats.apart import Apart, all_finished, finished
-from nnx_inspector.stats.arithmetic import in_real_parts
+from nnx_inspector.stats.arithmetic import as_real_pairs
 from nnx_inspector.stats.array_stats import Sample
-from nnx_inspector.stats.measure_gauges import samples_of
-from nnx_inspector.stats.summarize import merge_rows, summarize, summarize_apart
+from nnx_inspector.stats.samples.sample_parameters import sample_parameters
+from nnx_inspector.stats.summarize import merge_rows, summarize, summarize_unreduced
 from nnx_inspector.stats.summary import Summary
+from nnx_inspector.stats.unreduced import Unreduced, reduce_all, reduce_tree
 from nnx_inspector.typing import Aval, Function, PyTree, Value
 
 
@@ -50,10 +50,10 @@ class Partial:
         return self.function(*self.static, *arrays)
 
 
-def summary_of(sample: Sample, axis: int | None, apart: bool, x: jax.Array) -> Summary | Apart:
+def summary_of(sample: Sample, axis: int | None, apart: bool, x: jax.Array) -> Summary | Unreduced:
     """The summary of an array, or one for each entry of the members' axis."""
     x = x if axis is None else jnp.moveaxis(x, axis, 0)
-    measure = summarize_apart if apart else summarize
+    measure = summarize_unreduced if apart else summarize
     return measure(x, batch_rank=int(axis is not None), sample=sample)
 
 
@@ -61,7 +61,7 @@ def measure_if(measure: Callable[..., PyTree], gate: jax.Array, *xs: jax.Array) 
     """What a function finds if a gate is open, and zeros otherwise, added up over the devices."""
 
     def whole(*xs: jax.Array) -> PyTree:
-        return all_finished(measure(*xs))
+        return reduce_tree(measure(*xs))
 
     def nothing(*xs: jax.Array) -> PyTree:
         return jax.tree.map(zeros_like_aval, jax.eval_shape(whole, *xs))
@@ -71,12 +71,12 @@ def measure_if(measure: Callable[..., PyTree], gate: jax.Array, *xs: jax.Array) 
 
 def finish_all(finish: tuple[Callable[[Any], Any], ...], *words: jax.Array) -> list[PyTree]:
     """What is apart, finished by its words."""
-    return finished([Apart(x, one) for x, one in zip(words, finish, strict=True)])
+    return reduce_all([Unreduced(x, one) for x, one in zip(words, finish, strict=True)])
 
 
 def summary_of_change(
     sample: Sample, axis: int | None, old: jax.Array, new: jax.Array
-) -> Summary | Apart:
+) -> Summary | Unreduced:
     return summary_of(sample, axis, False, difference(old, new))
 
 
@@ -96,7 +96,7 @@ def samples_at_beginning(
         x.reshape(-1, *x.shape[n + 1 :]) if n and x.ndim > n else x
         for x, n in zip(every[held:], ranks[held:], strict=True)
     ]
-    return samples_of(parameters, given)
+    return sample_parameters(parameters, given)
 
 
 def update_squares(
@@ -181,7 +181,7 @@ _COUNTED: Final = 2**24
 
 def _exact_parts(x: jax.Array) -> jax.Array:
     """The same in a dtype of which the function in C reads differences and squares exactly."""
-    x = in_real_parts(x)
+    x = as_real_pairs(x)
     return x if x.dtype.name in _EXACT else x.astype(jnp.float32)
 
 

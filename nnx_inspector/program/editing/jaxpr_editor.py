@@ -47,7 +47,7 @@ from nnx_inspector.program.marks import (
 )
 from nnx_inspector.program.plan import KeptArray, Observation
 from nnx_inspector.program.survey import Item, Mark, Survey
-from nnx_inspector.stats.apart import is_apart
+from nnx_inspector.stats.unreduced import is_unreduced
 from nnx_inspector.typing import (
     Atom,
     Aval,
@@ -189,8 +189,8 @@ class JaxprEditor:
     def finish(self, like: Equation | None) -> None:
         """Add up over all devices what each has found here and is still apart."""
         waiting: dict[int, Callable[[Value], PyTree]] = {}
-        for one in jax.tree.leaves(self.seen, is_leaf=lambda x: is_apart(x) or is_slot(x)):
-            if is_apart(one):
+        for one in jax.tree.leaves(self.seen, is_leaf=lambda x: is_unreduced(x) or is_slot(x)):
+            if is_unreduced(one):
                 waiting[one.words.number] = one.finish
         if not waiting:
             return
@@ -200,11 +200,11 @@ class JaxprEditor:
         done = dict(zip(waiting, jax.tree.map(self.slot, whole), strict=True))
 
         def moved(x: Value) -> PyTree:
-            if is_apart(x):
+            if is_unreduced(x):
                 return done[x.words.number]
             return self.slot(fields[x.number]) if isinstance(x, Output) else x
 
-        self.seen = jax.tree.map(moved, self.seen, is_leaf=lambda x: is_apart(x) or is_slot(x))
+        self.seen = jax.tree.map(moved, self.seen, is_leaf=lambda x: is_unreduced(x) or is_slot(x))
 
     # ---------------------------------------------------------------------- marks
 

@@ -17,7 +17,7 @@ from nnx_inspector.program.marks import GRADIENT, move_vmap_axes_first
 from nnx_inspector.program.plan import Keep, KeptArray
 from nnx_inspector.program.survey import Mark
 from nnx_inspector.stats.array_stats import Sample
-from nnx_inspector.stats.summarize import beside, merge_rows, summarize
+from nnx_inspector.stats.summarize import mask_shape, merge_rows, summarize
 from nnx_inspector.stats.summary import Summary
 from nnx_inspector.typing import Params
 
@@ -62,7 +62,7 @@ class MaskLayout:
         x, own = move_vmap_axes_first(x, self.mapped), mask.ndim - (self.positions or 0)
         shape = None
         if self.positions is not None and own <= len(self.mapped):
-            shape = beside(mask.shape[own:], jax.ShapeDtypeStruct(x.shape[own:], x.dtype))
+            shape = mask_shape(mask.shape[own:], jax.ShapeDtypeStruct(x.shape[own:], x.dtype))
         if shape is not None:
             mask = mask.reshape(*mask.shape[:own], *shape)
         if self.member is not None:

@@ -29,7 +29,7 @@ from nnx_inspector.hooks.scope import Scope
 from nnx_inspector.program.marks import OUTPUT, POSITIONS, mark_arguments, position_mask
 from nnx_inspector.program.structure import describe
 from nnx_inspector.program.survey import Mark
-from nnx_inspector.stats.summarize import beside, in_words
+from nnx_inspector.stats.summarize import mask_shape, type_text
 from nnx_inspector.typing import Aval, Function, Kwargs, Owner, Params, PyTree, Value
 
 _WHERE_EXAMPLE = "where=lambda tokens, *_: tokens != 0"
@@ -186,7 +186,7 @@ def mask_beside(owner: Owner, x: jax.Array) -> jax.Array | None:
     shape = _here.shapes.get(owner) or ()
     for skipped in range(len(shape)):  # the first axes may be those of vmaps around
         own = shape[skipped:]
-        form = beside(own, x)
+        form = mask_shape(own, x)
         if form is not None:
             kind = ShapedArray(own, jnp.dtype(jnp.bool_))
             return position_mask.bind(x, owner=owner, kind=kind, mapped=0).reshape(form)
@@ -240,7 +240,7 @@ def misfit_of(marks: Sequence[Mark]) -> str:
     if not found or any(fits for one in found for fits in one.counted):
         return ""
     one = next((one for one in found if one.avals), found[0])
-    values = ", ".join(in_words(x.dtype, x.shape) for x in one.avals)
+    values = ", ".join(type_text(x.dtype, x.shape) for x in one.avals)
     return (
         f"where= gave bool[{','.join(map(str, one.where))}], which fits none of the values: it "
         f"must be as long as their first axes, and {one.site or 'the model'!r} returns {values}. "

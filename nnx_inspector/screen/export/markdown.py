@@ -20,9 +20,9 @@ from nnx_inspector.findings.finding import Finding, Findings, cell, listed
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import Site, layer_of, leaf_of
-from nnx_inspector.stats.encoding import decoded
+from nnx_inspector.stats.encoding import decode
 from nnx_inspector.stats.summary import STATISTICS
-from nnx_inspector.stats.table import figures_of
+from nnx_inspector.stats.table import stats_of
 
 ROWS: Final = 30
 """The rows of each table, unless more are asked for."""
@@ -116,7 +116,7 @@ def _versions() -> str:
 
 
 def _figures(one: Pass) -> _Figures:
-    table = figures_of(decoded(one.packed)).tolist()
+    table = stats_of(decode(one.packed)).tolist()
     rows = (dict(zip(STATISTICS, row, strict=True)) for row in table)
     return dict(zip(one.keys, rows, strict=True))
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from nnx_inspector._compat.configuration import internal_config
 from nnx_inspector._compat.sharding import auto_sharded
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, MASKED, MOST_EXAMPLES, MOST_QUERIES
+from nnx_inspector.stats.choices.rows import CHOICE_STATS, MASKED, MOST_EXAMPLES, MOST_QUERIES
 from nnx_inspector.typing import Array, Float
 
 
@@ -189,5 +189,5 @@ def _rows(
     looked: Float[Array, " heads"], figures: dict[str, Float[Array, " heads"]]
 ) -> Float[Array, "heads figures"]:
     unknown = jnp.full(looked.shape, jnp.nan, jnp.float32)
-    columns = [looked, *(figures.get(name, unknown) for name in CHOICE_FIGURES)]
+    columns = [looked, *(figures.get(name, unknown) for name in CHOICE_STATS)]
     return jnp.stack([jnp.asarray(x, jnp.float32) for x in columns], axis=-1)

@@ -1,7 +1,7 @@
 """What is known of a softmax that chooses: a row for each head of an attention, or each expert.
 
 A row on the device is the number of queries (of an attention) or tokens (of a router) that were
-looked at, then `CHOICE_FIGURES`. Invariant: what was not measured is NaN, never a zero. Imports no
+looked at, then `CHOICE_STATS`. Invariant: what was not measured is NaN, never a zero. Imports no
 jax.
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-CHOICE_FIGURES: Final = (
+CHOICE_STATS: Final = (
     "entropy", "evenness", "distance", "first", "logit", "keys", "load", "dropped",
 )  # fmt: skip
 """The entropy of the probabilities in nats, and as a share of the logarithm of the number of
@@ -22,11 +22,11 @@ weighted by probability; the probability of the first key; the greatest logit; t
 allowed keys, or of a router's tokens; the share of the tokens that choose the expert; the share of
 these choices that are dropped. All but the last three and the greatest logit are means over queries
 or tokens."""
-LENGTH: Final = 1 + len(CHOICE_FIGURES)
+LENGTH: Final = 1 + len(CHOICE_STATS)
 LARGEST: Final = ("logit",)
 """The figures of which several calls have the largest; of the others, the mean."""
-HEAD_FIGURES: Final = CHOICE_FIGURES[:6]
-EXPERT_FIGURES: Final = ("load", "dropped", "entropy", "evenness", "logit")
+HEAD_STATS: Final = CHOICE_STATS[:6]
+EXPERT_STATS: Final = ("load", "dropped", "entropy", "evenness", "logit")
 SHOWN: Final = {
     False: ("evenness", "distance", "first", "logit"),
     True: ("load", "dropped", "evenness"),
@@ -54,7 +54,7 @@ def is_expert(site: str) -> bool:
     return site.rpartition("@")[2].partition("[")[0] == EXPERTS
 
 
-def merged_rows(found: Sequence[np.ndarray]) -> npt.NDArray[np.float32]:
+def merge_rows(found: Sequence[np.ndarray]) -> npt.NDArray[np.float32]:
     """The rows of several calls, each `[..., n, LENGTH]`, as those of one: float32[n,
     CHOICE_FIGURES]. If calls differ in the number of heads, the last one stands for all.
     """
@@ -72,12 +72,12 @@ def merged_rows(found: Sequence[np.ndarray]) -> npt.NDArray[np.float32]:
             total > 0, total, np.nan
         )
     for name in LARGEST:
-        at = CHOICE_FIGURES.index(name)
+        at = CHOICE_STATS.index(name)
         most = np.where(known[..., at], figures[..., at], -np.inf).max(axis=0)
         rows[..., at] = np.where(total[..., at] > 0, most, np.nan)
     return rows.astype(np.float32)
 
 
-def choice_figure(rows: np.ndarray, name: str) -> np.ndarray:
+def choice_stat(rows: np.ndarray, name: str) -> np.ndarray:
     """One figure of each row, as a view."""
-    return rows[..., CHOICE_FIGURES.index(name)]
+    return rows[..., CHOICE_STATS.index(name)]

@@ -19,7 +19,7 @@ import nnx_inspector as nni
 from nnx_inspector.findings.findings import Findings, diagnose
 from nnx_inspector.recordings.facts import Facts, PassStats, SiteFacts
 from nnx_inspector.recordings.recording import Recording
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES
+from nnx_inspector.stats.choices.rows import CHOICE_STATS
 from nnx_inspector.stats.summarize import summarize
 
 SEEDS = range(10)
@@ -30,9 +30,9 @@ def judged(site: str, passes: list[dict[str, Any]], *, dtype: str = "float32") -
     recording = Recording()
     for step, figures in enumerate(passes):
         count = len(next(iter(figures.values())))
-        rows = np.full((count, len(CHOICE_FIGURES)), np.nan, np.float32)
+        rows = np.full((count, len(CHOICE_STATS)), np.nan, np.float32)
         for name, values in figures.items():
-            rows[:, CHOICE_FIGURES.index(name)] = values
+            rows[:, CHOICE_STATS.index(name)] = values
         of = PassStats(choices=(site,) * count, choice_rows=rows)
         recording.append(step, {"block/attn": {"output": summarize(np.ones(3))}}, figures=of)
     recording.learn(Facts(sites=(SiteFacts(site="block/attn", leaving=dtype),)))

@@ -14,7 +14,7 @@ from attentions import FIGURES, Attention, causal, heads_in_numpy, padded
 from flax import nnx
 
 import nnx_inspector as nni
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows
+from nnx_inspector.stats.choices.rows import CHOICE_STATS, merge_rows
 
 T, WIDTH = 6, 12
 
@@ -35,14 +35,14 @@ def inputs(length: int = T, seed: int = 0) -> jax.Array:
 
 def check(rows: Any, expected: dict[str, np.ndarray], **how: Any) -> None:
     for name in FIGURES:
-        found = rows[:, CHOICE_FIGURES.index(name)]
+        found = rows[:, CHOICE_STATS.index(name)]
         tolerance = {"rtol": 1e-4, "atol": 1e-5, **how}
         np.testing.assert_allclose(found, expected[name], err_msg=name, **tolerance)
 
 
 def captured(f: Any, *args: Any) -> dict[str, np.ndarray]:
     _, record = nni.capture(f)(*args)
-    return {site: merged_rows(rows) for site, rows in record.choices.items()}
+    return {site: merge_rows(rows) for site, rows in record.choices.items()}
 
 
 WAYS = ["jax", "plain", "where", "added", "log", "two", "bare", "dropped"]
@@ -104,7 +104,7 @@ def test_cross_attention():
     net, x, context = Net(), inputs(), inputs(9, seed=1)
     rows = captured(net, x, context)["attn@attention"]
     check(rows, heads_in_numpy(net.attn.logits(x, context)))
-    assert np.isnan(rows[:, CHOICE_FIGURES.index("distance")]).all()
+    assert np.isnan(rows[:, CHOICE_STATS.index("distance")]).all()
 
 
 def test_flax_attention_with_dropout():
@@ -122,7 +122,7 @@ def test_flax_attention_with_dropout():
     _, record = nni.capture(attn, values=True)(x, mask=mask)
     q, k = (np.asarray(record[name].values, np.float64) for name in ("query", "key"))
     logits = np.einsum("bqhd,bkhd->bhqk", q, k) / np.sqrt(3)
-    rows = {site: merged_rows(found) for site, found in record.choices.items()}
+    rows = {site: merge_rows(found) for site, found in record.choices.items()}
     assert list(rows) == ["@attention"]
     check(rows["@attention"], heads_in_numpy(logits, mask))
 

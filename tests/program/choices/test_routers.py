@@ -13,7 +13,7 @@ from flax import nnx
 from mixtures import D, E, Limited, Mixture
 
 import nnx_inspector as nni
-from nnx_inspector.stats.choices.rows import CHOICE_FIGURES, merged_rows
+from nnx_inspector.stats.choices.rows import CHOICE_STATS, merge_rows
 
 
 class Net(nnx.Module):
@@ -33,13 +33,13 @@ def inputs() -> jax.Array:
 
 def check(found: Any, expected: dict[str, np.ndarray]) -> None:
     for name, values in expected.items():
-        rows = found[:, CHOICE_FIGURES.index(name)]
+        rows = found[:, CHOICE_STATS.index(name)]
         np.testing.assert_allclose(rows, values, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def captured(f: Any, *args: Any) -> dict[str, Any]:
     _, record = nni.capture(f)(*args)
-    return {site: merged_rows(rows) for site, rows in record.choices.items()}
+    return {site: merge_rows(rows) for site, rows in record.choices.items()}
 
 
 @pytest.mark.parametrize("way", ["argmax", "one_hot", "logits", "gather", "list", "sigmoid"])
@@ -53,7 +53,7 @@ def test_each_way_to_write_it(way: str, k: int):
     assert expected["load"][2] == 0
     assert expected["load"].sum() == pytest.approx(k)
     check(rows, expected)
-    assert np.isnan(rows[:, CHOICE_FIGURES.index("dropped")]).all()
+    assert np.isnan(rows[:, CHOICE_STATS.index("dropped")]).all()
 
 
 @pytest.mark.parametrize("way", ["argmax", "list"])
@@ -119,8 +119,8 @@ def test_places_that_only_a_metric_is_made_of_are_no_capacity():
             return outs.sum(0), full + chances.mean()
 
     ((_, rows),) = captured(Counted("", room=2), inputs()).items()
-    assert np.isfinite(rows[:, CHOICE_FIGURES.index("load")]).all()
-    assert np.isnan(rows[:, CHOICE_FIGURES.index("dropped")]).all()
+    assert np.isfinite(rows[:, CHOICE_STATS.index("load")]).all()
+    assert np.isnan(rows[:, CHOICE_STATS.index("dropped")]).all()
 
 
 class Other(nnx.Module):

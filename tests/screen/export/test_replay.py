@@ -24,7 +24,7 @@ from nnx_inspector.screen.frames import (
     metrics_at,
     passes_message,
 )
-from nnx_inspector.stats.gauges import PARAMETER_FIGURES
+from nnx_inspector.stats.samples.parameter_stats import PARAMETER_STATS
 from nnx_inspector.stats.summary import SATURATED
 
 
@@ -55,8 +55,8 @@ def recorded() -> Recording:
             }
             sites["b/c/<b>"] = {"parameter": summary_of(VALUES["zeros"])}
         metrics = {"loss": np.nan if step == 2 else 1 / (step + 1)}
-        rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
-        rows[0, PARAMETER_FIGURES.index("update")] = [0.25, np.nan, 0.0, np.inf][step % 4]
+        rows = np.full((1, len(PARAMETER_STATS)), np.nan, np.float32)
+        rows[0, PARAMETER_STATS.index("update")] = [0.25, np.nan, 0.0, np.inf][step % 4]
         figures = PassStats(parameters=("b/c/kernel",), parameter_rows=rows)
         more = {"perturbed": step > 8, "setting": int(step > 8), "figures": figures}
         recording.append(step, sites, metrics=metrics, **more)

@@ -12,12 +12,12 @@ from attentions import causal, heads_in_numpy, padded
 
 from nnx_inspector.stats.choices.measure import Heads
 from nnx_inspector.stats.choices.rows import (
-    CHOICE_FIGURES,
-    HEAD_FIGURES,
+    CHOICE_STATS,
+    HEAD_STATS,
     LENGTH,
     MOST_EXAMPLES,
     MOST_QUERIES,
-    merged_rows,
+    merge_rows,
 )
 
 B, H, Q = 3, 2, 7
@@ -29,11 +29,11 @@ def measured(logits: Any, allowed: Any = True, **how: Any) -> dict[str, np.ndarr
     heads = Heads(logits.shape, (0, 1, 2, 3), logits.shape, **how)
     found = np.asarray(jax.jit(heads)(jax.nn.softmax(masked), masked))
     assert found.shape == (logits.shape[1], LENGTH)
-    return dict(zip(CHOICE_FIGURES, merged_rows([found]).T, strict=True))
+    return dict(zip(CHOICE_STATS, merge_rows([found]).T, strict=True))
 
 
 def check(found: dict[str, np.ndarray], expected: dict[str, np.ndarray], **how: Any) -> None:
-    for name in HEAD_FIGURES:
+    for name in HEAD_STATS:
         np.testing.assert_allclose(
             found[name], expected[name], err_msg=name, **{"rtol": 2e-5, "atol": 2e-6, **how}
         )
@@ -62,7 +62,7 @@ def test_a_key_is_not_masked_because_its_probability_is_too_small_for_a_number()
 def test_a_query_with_one_key_is_not_looked_at():
     logits = jnp.full((2, 1, 1, 1), 5.0)
     found = measured(logits)
-    assert np.isnan([found[name] for name in CHOICE_FIGURES]).all()
+    assert np.isnan([found[name] for name in CHOICE_STATS]).all()
 
 
 def test_of_many_examples_and_queries_evenly_spaced_ones_are_looked_at():
@@ -77,8 +77,8 @@ def test_of_many_examples_and_queries_evenly_spaced_ones_are_looked_at():
 def test_base_two():
     logits = jax.random.normal(jax.random.key(0), (B, H, Q, Q))
     heads = Heads(logits.shape, (0, 1, 2, 3), logits.shape, float(np.log(2)))
-    rows = merged_rows([heads(jax.nn.softmax(logits), logits / np.log(2))])
-    check(dict(zip(CHOICE_FIGURES, rows.T, strict=True)), heads_in_numpy(logits))
+    rows = merge_rows([heads(jax.nn.softmax(logits), logits / np.log(2))])
+    check(dict(zip(CHOICE_STATS, rows.T, strict=True)), heads_in_numpy(logits))
 
 
 def test_nothing_is_known_of_nan_and_calls_without_queries_do_not_count():
@@ -91,4 +91,4 @@ def test_calls_are_merged_by_the_queries_that_each_looked_at():
     both = jax.random.normal(jax.random.key(0), (6, H, Q, Q))
     parts = both[:2], both[2:]
     rows = [Heads(x.shape, (0, 1, 2, 3), x.shape)(jax.nn.softmax(x), x)[None] for x in parts]
-    check(dict(zip(CHOICE_FIGURES, merged_rows(rows).T, strict=True)), heads_in_numpy(both))
+    check(dict(zip(CHOICE_STATS, merge_rows(rows).T, strict=True)), heads_in_numpy(both))

@@ -1,4 +1,4 @@
-/* The gauge of an array, and what is sent of a parameter: what `measure_gauges.py` describes.
+/* Samples of units and of parameters, as `samples/sample_units.py` and `sample_parameters.py` in jax.
  *
  * Everything is added up in doubles, so that nothing overflows and no unit of measure is needed.
  */
@@ -10,7 +10,7 @@ enum { STATE_HEAD = 7, SAMPLE = 256, HIGH = 4, WIDE = 16 };
 
 static const float TANH_FLAT = 2.65f, SIGMOID_FLAT = 4.6f, NEAR = 0.01f;
 
-/* What is added up of the values that are looked at, unit by unit. */
+/* What is added up of the values in the sample, unit by unit. */
 typedef struct {
     int32_t low[UNITS], high[UNITS]; /* folded */
     int32_t flat[UNITS], flatter[UNITS], ends[UNITS], top[UNITS];
@@ -34,20 +34,20 @@ EVERYWHERE void add_products(const float (*rows)[UNITS], int64_t units, float (*
         }
 }
 
-/* Where the values that are looked at lie: every step along each axis, from the first. */
+/* Where the values in the sample lie: every step along each axis, from the first. */
 typedef struct {
     Load *load;
     const void *x;
     int64_t start, axes;
     const int64_t *dims, *steps;
     int64_t examples, positions, units;
-} Looked;
+} Sampled;
 
 static int64_t few(int64_t length, int64_t step) { return (length + step - 1) / step; }
 
 /* The values of all units at one position, for some examples from one on. The values are written one
  * by one: a processor that read the first of them at once, as a vector, would wait for the last. */
-static void read_rows(const Looked *at, int64_t position, int64_t example, int64_t n,
+static void read_rows(const Sampled *at, int64_t position, int64_t example, int64_t n,
                       uint32_t (*to)[UNITS]) {
     int64_t from = 0, stride = at->dims[at->axes - 1];
     for (int64_t axis = at->axes - 2; axis > 0; axis--) {
@@ -64,7 +64,7 @@ static float size_of(float x) { return float_of(bits_of(x) & MAGNITUDE); }
 
 /* Extremes, counts, the mean, and how far each position's mean lies from its first example:
  * differences from that are exact where a unit is constant. Returns whether all values are finite. */
-EVERYWHERE int counts_and_means(const Looked *at, Sums *s) {
+EVERYWHERE int counts_and_means(const Sampled *at, Sums *s) {
     const int64_t units = at->units;
     uint32_t largest = 0;
     float first[UNITS];
@@ -97,7 +97,7 @@ EVERYWHERE int counts_and_means(const Looked *at, Sums *s) {
 }
 
 /* Squares about the mean and about each position's own, and products about the mean. */
-EVERYWHERE void squares(const Looked *at, double unit, Sums *s) {
+EVERYWHERE void squares(const Sampled *at, double unit, Sums *s) {
     const int64_t units = at->units;
     float first[UNITS];
     double factor = 1 / unit;
@@ -123,6 +123,8 @@ EVERYWHERE void squares(const Looked *at, double unit, Sums *s) {
     if (deep) add_products(s->away, units, s->products);
 }
 
+/* The square root, by Newton's method: the library links no C library, which has it. Halving the
+ * exponent in the bits gives a first value within 6 %, and each step doubles the number of digits. */
 static double root(double x) {
     if (!(x > 0)) return 0;
     double y = double_of((bits64_of(x) >> 1) + (1023ull << 51)); /* half of its exponent */
@@ -130,7 +132,7 @@ static double root(double x) {
     return y;
 }
 
-EVERYWHERE void gauge(const Looked *at, float limit, Sums *s, float *out) {
+EVERYWHERE void sample_units(const Sampled *at, float limit, Sums *s, float *out) {
     const float nan = float_of(0x7FC00000u);
     int64_t rows = at->examples * at->positions, k = at->units;
     for (size_t i = 0; i < sizeof *s / 4; i++) ((uint32_t *)s)[i] = 0;
@@ -171,24 +173,24 @@ EVERYWHERE void gauge(const Looked *at, float limit, Sums *s, float *out) {
     }
 }
 
-static void gauge_anywhere(const Looked *at, float limit, Sums *s, float *out) {
-    gauge(at, limit, s, out);
+static void sample_anywhere(const Sampled *at, float limit, Sums *s, float *out) {
+    sample_units(at, limit, s, out);
 }
-FASTER static void gauge_faster(const Looked *at, float limit, Sums *s, float *out) {
-    gauge(at, limit, s, out);
+FASTER static void sample_faster(const Sampled *at, float limit, Sums *s, float *out) {
+    sample_units(at, limit, s, out);
 }
 
-/* gauge(x, limit=, rows=, steps=) -> gauge, and memory to work in; rows are leading axes. */
-EXPORT void *nnx_inspector_gauge(Frame *frame) {
+/* sample_units(x, limit=, rows=, steps=) -> vector, and memory to work in; rows are leading axes. */
+EXPORT void *nnx_inspector_sample_units(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
     int64_t batch = whole_number(frame, 1), axes = x->rank - batch;
     const int64_t *dims = x->dims + batch, *steps = whole_numbers(frame, 2);
     float limit = *(const float *)((const Scalar *)frame->how.at[0])->value;
-    Looked at = {LOADS[x->dtype], x->data, 0, axes, dims, steps, few(dims[0], steps[0]), 1,
+    Sampled at = {LOADS[x->dtype], x->data, 0, axes, dims, steps, few(dims[0], steps[0]), 1,
                  few(dims[axes - 1], steps[axes - 1])};
     for (int64_t axis = 1; axis < axes - 1; axis++) at.positions *= few(dims[axis], steps[axis]);
-    void (*measure)(const Looked *, float, Sums *, float *) = is_fast() ? gauge_faster : gauge_anywhere;
+    void (*measure)(const Sampled *, float, Sums *, float *) = is_fast() ? sample_faster : sample_anywhere;
     for (int64_t row = 0; row < product(x->dims, batch); row++) {
         at.start = row * product(dims, axes);
         measure(&at, limit, frame->out.at[1]->data, (float *)frame->out.at[0]->data + row * LENGTH);
@@ -234,8 +236,8 @@ FASTER static void count_faster(const Buffer *x, int64_t row, int64_t n, Counted
     count_all(x, row, n, to);
 }
 
-/* sampled(x, rows=, steps=) -> state: see `sampled`. */
-EXPORT void *nnx_inspector_state(Frame *frame) {
+/* sample_parameter(x, rows=, steps=) -> vector: see `sample_parameter`. */
+EXPORT void *nnx_inspector_sample_parameter(Frame *frame) {
     if (is_asked(frame)) return NULL;
     const Buffer *x = frame->in.at[0];
     int64_t batch = whole_number(frame, 0), axes = x->rank - batch;

@@ -1,4 +1,4 @@
-"""Gauges of arrays over eight devices: prints one line of JSON per case, with the data that the
+"""Samples of arrays over eight devices: prints one line of JSON per case, with the data that the
 compiled program moves, and its figures next to those of one device. Run by `test_sharded`.
 """
 
@@ -18,7 +18,8 @@ from collectives import collectives
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from nnx_inspector.stats.measure_gauges import gauge, sampled
+from nnx_inspector.stats.samples.sample_parameters import sample_parameter
+from nnx_inspector.stats.samples.sample_units import sample_units
 
 SHAPE = (1024, 64, 64)
 """Eight times as large as the part that is examined."""
@@ -45,10 +46,13 @@ def main() -> None:
             with jax.set_mesh(mesh):
                 at = NamedSharding(mesh, spec)
                 there = [jax.device_put(jnp.asarray(z), at) for z in (x, y)]
-                both = list(zip((gauge, sampled), there, strict=True))
+                both = list(zip((sample_units, sample_parameter), there, strict=True))
                 programs = [jax.jit(f).lower(z).compile() for f, z in both]
                 found = [np.asarray(f(z)).tolist() for f, z in zip(programs, there, strict=True)]
-            alone = [np.asarray(f(jnp.asarray(z))).tolist() for f, z in ((gauge, x), (sampled, y))]
+            alone = [
+                np.asarray(f(jnp.asarray(z))).tolist()
+                for f, z in ((sample_units, x), (sample_parameter, y))
+            ]
             moved = [collectives(str(one.as_text())) for one in programs]
             said = {"name": f"{name}, {kind}", "moved": moved, "found": found, "alone": alone}
             print(json.dumps(said), flush=True)

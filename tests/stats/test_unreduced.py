@@ -22,9 +22,10 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from summary_oracle import CLASSES, check, values
 
-from nnx_inspector.stats.apart import all_finished
-from nnx_inspector.stats.measure_gauges import gauge, gauge_apart, sampled
-from nnx_inspector.stats.summarize import summarize, summarize_apart
+from nnx_inspector.stats.samples.sample_parameters import sample_parameter
+from nnx_inspector.stats.samples.sample_units import sample_units, sample_units_unreduced
+from nnx_inspector.stats.summarize import summarize, summarize_unreduced
+from nnx_inspector.stats.unreduced import reduce_tree
 
 SPECS = [P("a"), P(None, "b"), P(("a", "b")), P("b", "a"), P()]
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.float64, np.int32, np.uint64, np.uint8, np.complex64]
@@ -56,7 +57,7 @@ def test_figures_are_those_of_numpy_however_an_array_lies(dtype: Any):
 
         @jax.jit
         def measured(arrays: Any) -> Any:
-            return all_finished([summarize_apart(x) for x in arrays])
+            return reduce_tree([summarize_unreduced(x) for x in arrays])
 
         found = measured(at)
     for x, one in zip(arrays, found, strict=True):
@@ -69,7 +70,7 @@ def test_parts_without_a_finite_value_count_for_nothing():
     x[:4] = np.nan
     x[4] = [7, -2, np.inf, 0]
     for spec in SPECS:
-        found = jax.jit(lambda x: (summarize(x), all_finished(summarize_apart(x))))(
+        found = jax.jit(lambda x: (summarize(x), reduce_tree(summarize_unreduced(x))))(
             placed(mesh, x, spec)
         )
         for one in found:
@@ -82,7 +83,7 @@ def test_a_spread_that_is_small_beside_the_mean_is_kept():
     mesh, rng = mesh_of(), np.random.default_rng(0)
     x = (1e6 + np.arange(64)[:, None] + rng.normal(size=(64, 32))).astype(np.float32)
     for spec in SPECS:
-        one = jax.jit(lambda x: all_finished(summarize_apart(x)))(placed(mesh, x, spec))
+        one = jax.jit(lambda x: reduce_tree(summarize_unreduced(x)))(placed(mesh, x, spec))
         assert one.mean == pytest.approx(x.astype(np.float64).mean(), rel=1e-7)
         assert one.std == pytest.approx(x.astype(np.float64).std(), rel=1e-5)
 
@@ -99,9 +100,9 @@ def test_rows_axes_that_cannot_be_divided_and_explicit_meshes(kind: str):
     for name, (change, spec, rank) in cases.items():
         if kind == "explicit" and name == "uneven":
             continue  # such a type does not exist
-        both = [functools.partial(f, batch_rank=rank) for f in (summarize, summarize_apart)]
+        both = [functools.partial(f, batch_rank=rank) for f in (summarize, summarize_unreduced)]
         measured = jax.jit(lambda x, both=both, change=change: [
-            all_finished(f(change(x))) for f in both
+            reduce_tree(f(change(x))) for f in both
         ])  # fmt: skip
         with jax.set_mesh(mesh):
             found = measured(placed(mesh, x, spec))
@@ -111,16 +112,23 @@ def test_rows_axes_that_cannot_be_divided_and_explicit_meshes(kind: str):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gauges_and_states_are_those_of_one_device(kind: str):
+def test_samples_are_those_of_one_device(kind: str):
     mesh, rng = mesh_of(KINDS[kind]), np.random.default_rng(0)
     x = rng.normal(size=(100, 6, 132)).astype(np.float32)
     x[:, :, 4], x[3, 2, 8] = 0, 9
-    alone, state = np.asarray(gauge(jnp.asarray(x))), np.asarray(sampled(jnp.asarray(x)))
+    alone, state = (
+        np.asarray(sample_units(jnp.asarray(x))),
+        np.asarray(sample_parameter(jnp.asarray(x))),
+    )
     for spec in SPECS:
-        whole = lambda x: [gauge(x), all_finished(gauge_apart(x)), sampled(x)]  # noqa: E731
+
+        def whole(x):
+            units = [sample_units(x), reduce_tree(sample_units_unreduced(x))]
+            return [*units, sample_parameter(x)]
+
         with jax.set_mesh(mesh):
-            *gauges, found = jax.jit(whole)(placed(mesh, x, spec))
-        for one in gauges:
+            *units, found = jax.jit(whole)(placed(mesh, x, spec))
+        for one in units:
             np.testing.assert_allclose(one, alone, rtol=2e-5, atol=2e-5, err_msg=str(spec))
         np.testing.assert_array_equal(found, state, err_msg=str(spec))
 
@@ -131,7 +139,7 @@ def test_all_arrays_share_one_exchange_of_one_array():
 
     @jax.jit
     def measured(arrays: Any) -> Any:
-        return all_finished([[summarize_apart(x), gauge_apart(x)] for x in arrays])
+        return reduce_tree([[summarize_unreduced(x), sample_units_unreduced(x)] for x in arrays])
 
     moved = collectives(measured.lower(arrays).compile().as_text())
     assert sum(moved.values()) == (mesh.size > 1)
@@ -142,7 +150,7 @@ KEPT = """
 import sys
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from nnx_inspector.stats.apart import all_finished
+from nnx_inspector.stats.unreduced import all_finished
 from nnx_inspector.stats.summarize import summarize_apart
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
@@ -165,4 +173,4 @@ def test_a_program_that_jax_has_kept_on_disk_runs_in_another_process(tmp_path: p
 
 
 def test_on_four_devices():
-    on_four_devices(__file__, "numpy", "finite", "spread", "rows", "gauges", "share")
+    on_four_devices(__file__, "numpy", "finite", "spread", "rows", "samples", "share")
