@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from finding_oracle import Oracle, batch_norm_offsets, close
 from flax import nnx
-from strange import Stranger, mse
+from subjects import Subject, mse
 
 import nnx_inspector as nni
 
@@ -40,7 +40,7 @@ class Generator(nnx.Module):
         return self.out(x)
 
 
-def subject(size: tuple[int, ...], kernel: int, stride: int, *, passes: int) -> Stranger:
+def subject(size: tuple[int, ...], kernel: int, stride: int, *, passes: int) -> Subject:
     """A generator in evaluation, after some passes in training that learn its statistics."""
     model: Any = Generator(size, kernel, stride)
     for norm in model.norms:
@@ -51,13 +51,13 @@ def subject(size: tuple[int, ...], kernel: int, stride: int, *, passes: int) -> 
         y = learn(model, z)
     model.eval()
     y = jnp.zeros(jax.eval_shape(model, z).shape)
-    return Stranger(model, z, (z, y), mse)
+    return Subject(model, z, (z, y), mse)
 
 
 SHAPES = [((8, 8), 3, 2), ((8, 8), 4, 2), ((16,), 2, 2), ((4, 8), 4, 4)]
 
 
-def of_modes(one: Stranger) -> list[Any]:
+def of_modes(one: Subject) -> list[Any]:
     insp = nni.Inspector(one.model, one.x, display=False)
     try:
         insp.step(one.loss, one.batch)

@@ -20,15 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import strange_miswired  # noqa: F401 - it adds to the tables of faults
 from attentions import heads_in_numpy
-from borderline import FAULTY as BORDERLINE
-from faulty import FAULTY
 from finding_oracle import NUMBER, Oracle, batch_norm_offsets, close, parse_sentence
 from flax import nnx
 from judging import looped, stepped
-from strange_faults import FAULTS as STRANGE
-from tiny_faults import FAULTS as TINY
+from zoo import ZOO
 
 import nnx_inspector as nni
 from nnx_inspector.findings.finding import Finding
@@ -599,16 +595,12 @@ def every(found: list[Finding]) -> list[Finding]:
 
 
 MODELS: dict[str, Callable[[], Any]] = {
-    f"{table}: {name}": build
-    for table, faults in {
-        "faulty": FAULTY, "borderline": BORDERLINE, "strange": STRANGE, "tiny": TINY,
-    }.items()
-    for name, (_, build) in faults.items()
-}  # fmt: skip
+    name: entry.build for name, entry in ZOO.items() if entry.rules and "stepped" in entry.ways
+}
 RULES = {sentence.rule for sentence in SENTENCES}
 
 
-FOLDED = "tiny: a softplus written by hand"
+FOLDED = "a softplus written by hand"
 """XLA makes x of log(exp(x)), so its compiled output has other numbers than line by line."""
 
 
@@ -779,7 +771,7 @@ def test_units_that_die_in_a_loop_are_those_of_the_named_step(at, units):
     assert (parts["units"], parts["values"]) == ("16 units", "32")
 
 
-LOOPS = [name for name in MODELS if name.startswith(("faulty", "strange"))]
+LOOPS = [name for name in MODELS if "looped" in ZOO[name].ways]
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ import pytest
 from finding_oracle import Oracle
 from flax import nnx
 from judging import looped, stepped, watched
-from strange import Stranger, gauss
+from subjects import Subject, gauss
 
 LINES = jnp.linspace(0, 1, 64)
 
@@ -83,11 +83,11 @@ class Denoiser(nnx.Module):
 
 def denoising(time, t=LINES, width=32):
     batch = gauss(len(t), 4, 4, 1), t
-    return Stranger(Denoiser(time, width), batch, batch, lambda m, b: ((m(b) - b[0]) ** 2).mean())
+    return Subject(Denoiser(time, width), batch, batch, lambda m, b: ((m(b) - b[0]) ** 2).mean())
 
 
 def over(model, x):
-    return Stranger(model, x, x, lambda m, x: (m(x) ** 2).mean())
+    return Subject(model, x, x, lambda m, x: (m(x) ** 2).mean())
 
 
 def field(*layers, x=LINES):

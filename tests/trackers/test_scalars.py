@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nnx_inspector as nni
-from nnx_inspector.recordings.facts import PARAMETER_FIGURES, PassStats
+from nnx_inspector.recordings.facts import PARAMETER_STATS, PassStats
 from nnx_inspector.stats.choices.rows import CHOICE_STATS
 from nnx_inspector.stats.summarize import summarize
 from nnx_inspector.trackers.aim_run import AimRun
@@ -54,10 +54,10 @@ def item() -> Any:
     summaries["relu/kernel"] = {
         q: summarize(VALUES["relu"]) for q in ("parameter", "parameter_gradient")
     }
-    rows = np.full((1, len(PARAMETER_FIGURES)), np.nan, np.float32)
-    rows[0, PARAMETER_FIGURES.index("update")] = 1e-3
-    rows[0, PARAMETER_FIGURES.index("lost")] = 0.25
-    rows[0, PARAMETER_FIGURES.index("clipped")] = 0.5
+    rows = np.full((1, len(PARAMETER_STATS)), np.nan, np.float32)
+    rows[0, PARAMETER_STATS.index("update")] = 1e-3
+    rows[0, PARAMETER_STATS.index("lost")] = 0.25
+    rows[0, PARAMETER_STATS.index("clipped")] = 0.5
     figures = PassStats(parameters=("relu/kernel",), parameter_rows=rows)
     recording.append(3, summaries, figures=figures)
     return recording.passes[0]

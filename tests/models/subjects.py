@@ -1,7 +1,8 @@
-"""Parts of the independent models for the rules: data, losses and small networks of many kinds.
+"""Subjects of the rules: what they are made of, and the zoo of them.
 
-A `Stranger` is a subject: a model, its arguments, a loss over a batch, and its training. Nothing
-here uses the rules.
+A `Subject` is a model, its arguments, a loss over a batch, and its training. `ZOO` has one entry
+for each model that the rules judge, which the files of faults and of healthy models add. Most were
+made without knowledge of the rules; nothing here uses them.
 """
 
 # pyright: reportUnknownMemberType=false
@@ -9,8 +10,9 @@ here uses the rules.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,7 +23,7 @@ from flax import nnx
 
 
 @dataclasses.dataclass
-class Stranger:
+class Subject:
     model: Any
     x: Any
     batch: Any
@@ -31,6 +33,49 @@ class Stranger:
 
     def optimizer(self) -> Any:
         return nnx.Optimizer(self.model, self.tx, wrt=self.wrt)
+
+
+Build = Callable[[], Subject]
+LOOPS = ("watched", "looped", "watched 200")
+"""The ways of judging that train the model; `test_models` has all ways."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A model of the zoo.
+
+    Attributes:
+        build: makes it anew.
+        ways: in which ways it is judged.
+        rules: of a fault, those of which one must come first; empty for a healthy model.
+        informs: whether a finding of severity "info" is right: parts are left untrained on purpose,
+            or there is little to see.
+    """
+
+    build: Build
+    ways: tuple[str, ...]
+    rules: tuple[str, ...] = ()
+    informs: bool = False
+
+
+ZOO: dict[str, Entry] = {}
+
+
+def enter(ways: Sequence[str], *rules: str, informs: bool = False) -> Callable[[Build], Build]:
+    """Adds what is decorated to the zoo, by its name."""
+
+    def add(build: Build) -> Build:
+        name = build.__name__.replace("_", " ")
+        assert name not in ZOO
+        ZOO[name] = Entry(build, tuple(ways), rules, informs)
+        return build
+
+    return add
+
+
+def fault(*rules: str, ways: Sequence[str] = ("stepped", *LOOPS)) -> Callable[[Build], Build]:
+    """Adds a model with a built-in fault."""
+    return enter(ways, *rules)
 
 
 def gauss(*shape: int, seed: int = 0, dtype: Any = jnp.float32) -> jax.Array:
@@ -51,6 +96,9 @@ def clusters(n: int, d: int, k: int, seed: int = 3) -> tuple[jax.Array, jax.Arra
     y = rng.integers(0, k, n)
     x = rng.normal(size=(k, d))[y] + 0.5 * rng.normal(size=(n, d))
     return jnp.asarray(x, jnp.float32), jnp.asarray(y)
+
+
+POINTS = functools.partial(clusters, 64, 8, 4)
 
 
 def images(n: int = 16, size: int = 12, k: int = 4, seed: int = 4) -> tuple[jax.Array, jax.Array]:
@@ -82,8 +130,8 @@ def bce(model: Any, batch: Any) -> jax.Array:
     return -(y * jnp.log(p) + (1 - y) * jnp.log(1 - p)).mean()
 
 
-def of(model: Any, data: Any, loss: Any = ce, **more: Any) -> Stranger:
-    return Stranger(model, data[0], data, loss, **more)
+def of(model: Any, data: Any, loss: Any = ce, **more: Any) -> Subject:
+    return Subject(model, data[0], data, loss, **more)
 
 
 # ------------------------------------------------------------------- networks

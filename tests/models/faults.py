@@ -1,36 +1,31 @@
-"""Models with one built-in fault, invented without knowledge of the rules.
-
-`FAULTS` maps a name to `(rules, build)`; one of these rules must come first. `ONLY_AFTER_TRAINING`
-names the models whose fault appears during training.
-"""
+"""Models with one built-in fault in their values, gradients or training."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
-
-import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from strange import (
+from subjects import (
     GPT,
+    LOOPS,
+    POINTS,
     VAE,
     ConvNet,
     Dense,
     Net,
     Recurrent,
     Scanned,
-    Stranger,
+    Subject,
     ViT,
     bce,
     ce,
     classes,
-    clusters,
     elbo,
+    fault,
     gauss,
     images,
     mse,
@@ -38,22 +33,6 @@ from strange import (
     of,
     tokens,
 )
-
-Build = Callable[[], Stranger]
-FAULTS: dict[str, tuple[tuple[str, ...], Build]] = {}
-ONLY_AFTER_TRAINING: dict[str, tuple[tuple[str, ...], Build]] = {}
-
-
-def fault(*rules: str, after: bool = False) -> Callable[[Build], Build]:
-    def keep(build: Build) -> Build:
-        table = ONLY_AFTER_TRAINING if after else FAULTS
-        table[build.__name__.replace("_", " ")] = rules, build
-        return build
-
-    return keep
-
-
-POINTS = functools.partial(clusters, 64, 8, 4)
 
 # ------------------------------------------------------------------- nonfinite
 
@@ -98,7 +77,7 @@ def a_root_of_0_has_no_derivative():
         return jnp.square(d - 1).mean()
 
     a = gauss(16, 8)
-    return Stranger(Net([8, 16, 4]), a, (a, gauss(16, 8, seed=1).at[0].set(a[0])), loss)
+    return Subject(Net([8, 16, 4]), a, (a, gauss(16, 8, seed=1).at[0].set(a[0])), loss)
 
 
 class Masked(nnx.Module):
@@ -154,7 +133,7 @@ def a_cross_entropy_of_a_probability_of_1():
     return of(Probability(), (x, (y > 1).astype(jnp.float32)), bce)
 
 
-@fault("nonfinite", "update-ratio", after=True)
+@fault("nonfinite", "update-ratio", ways=LOOPS)
 def a_regression_that_diverges():
     x, _ = POINTS()
     return of(Net([8, 16, 1]), (x, 5 + x[:, :1]), mse, tx=optax.sgd(8.0))
@@ -310,7 +289,7 @@ def dead_layers_in_a_scan():
     return of(s, POINTS())
 
 
-@fault("nonfinite", "dead-units", "update-ratio", after=True)
+@fault("nonfinite", "dead-units", "update-ratio", ways=LOOPS)
 def units_that_one_large_step_kills():
     x, y = POINTS()
     return of(Net([8, 64, 64, 4]), (10 * x + 10, y), tx=optax.sgd(1.0))
@@ -480,7 +459,7 @@ def a_head_whose_loss_has_weight_0():
     return of(TwoHeads(), POINTS(), loss)
 
 
-@fault("no-gradient", after=True)
+@fault("no-gradient", ways=LOOPS)
 def a_head_that_the_optimizer_does_not_have():
     wrt = nnx.All(nnx.Param, nnx.Not(nnx.PathContains("head")))
     return of(ConvNet(), images(), wrt=wrt)
@@ -489,21 +468,21 @@ def a_head_that_the_optimizer_does_not_have():
 # --------------------------------------------------------------- update ratio
 
 
-@fault("update-ratio", after=True)
+@fault("update-ratio", ways=LOOPS)
 def adam_at_a_learning_rate_of_a_half():
     return of(ViT(), images(), tx=optax.adam(0.5))
 
 
-@fault("update-ratio", after=True)
+@fault("update-ratio", ways=LOOPS)
 def sgd_at_a_learning_rate_of_1e_9():
     return of(ConvNet(), images(), tx=optax.sgd(1e-9))
 
 
-@fault("update-ratio", after=True)
+@fault("update-ratio", ways=LOOPS)
 def adam_at_a_learning_rate_of_1e_8():
     return of(GPT(), (tokens(8, 12),), lambda m, b: next_token(m, b[0]), tx=optax.adam(1e-8))
 
 
-@fault("update-ratio", after=True)
+@fault("update-ratio", ways=LOOPS)
 def a_learning_rate_of_0():
     return of(Net([8, 16, 4]), POINTS(), tx=optax.sgd(0.0))

@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from strange import (
+from subjects import (
     GPT,
+    LOOPS,
+    POINTS,
     Autoencoder,
     ConvNet,
     Net,
     ResNet,
-    Stranger,
+    Subject,
     classes,
+    fault,
     gauss,
     images,
     mse,
@@ -23,7 +26,6 @@ from strange import (
     of,
     tokens,
 )
-from strange_faults import POINTS, fault
 
 # -------------------------------------------------------------------- constant
 
@@ -364,14 +366,14 @@ def alike(model, batch):
     return jnp.square(model(a) - model(b)).mean()
 
 
-@fault("collapse", "constant", "vanishing-gradient", after=True)
+@fault("collapse", "constant", "vanishing-gradient", ways=LOOPS)
 def a_siamese_net_without_negatives():
     a = gauss(64, 8)
     net = Net([8, 32, 32, 16])
-    return Stranger(net, a, (a, a + 0.3 * gauss(64, 8, seed=1)), alike, tx=optax.adam(3e-2))
+    return Subject(net, a, (a, a + 0.3 * gauss(64, 8, seed=1)), alike, tx=optax.adam(3e-2))
 
 
-@fault("weight-decay", after=True)
+@fault("weight-decay", ways=LOOPS)
 def weight_decay_that_shrinks_all():
     tx = optax.adamw(1e-2, weight_decay=10.0)
     return of(Net([8, 32, 32, 4], act=nnx.tanh), POINTS(), tx=tx)

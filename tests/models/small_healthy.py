@@ -1,31 +1,23 @@
 """Tiny healthy models, as found in many repositories.
 
 Few units, few examples, values that begin at 0 and parameters that a mode does not use look like a
-fault to a rule that ignores how little it has seen. `HEALTHY` maps a name to a function that builds
-a `Stranger`. Nothing here uses the rules.
+fault to a rule that ignores how little it has seen.
 """
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
-from strange import Net, Stranger, ce, classes, gauss, mse, of
+from subjects import Net, Subject, ce, classes, enter, gauss, mse, of
 
-Build = Callable[[], Stranger]
-HEALTHY: dict[str, Build] = {}
 ZEROS = nnx.initializers.zeros
-
-
-def healthy(build: Build) -> Build:
-    HEALTHY[build.__name__.replace("_", " ")] = build
-    return build
+small = enter(["stepped"], informs=True)
+small_looped = enter(["watched 24"], informs=True)
 
 
 def regression(n: int, d: int, out: int = 1) -> tuple[jax.Array, jax.Array]:
@@ -36,32 +28,32 @@ def regression(n: int, d: int, out: int = 1) -> tuple[jax.Array, jax.Array]:
 # ----------------------------------------------------- few units, few examples
 
 
-@healthy
+@small
 def three_units_for_three_classes():
     return of(Net([4, 3, 3, 3], seed=2), (gauss(18, 4), classes(18, 3)))
 
 
-@healthy
+@small
 def one_weight():
     return of(Net([1, 1]), regression(16, 1), mse, tx=optax.sgd(0.1))
 
 
-@healthy
+@small_looped
 def a_regression_with_two_weights_and_a_large_step():
     return of(Net([2, 1]), regression(8, 2), mse, tx=optax.sgd(0.3))
 
 
-@healthy
+@small
 def six_narrow_layers():
     return of(Net([4, 4, 4, 4, 4, 4, 2], nnx.leaky_relu), (gauss(8, 4), classes(8, 2)))
 
 
-@healthy
+@small
 def six_narrow_relu_layers():
     return of(Net([4, 6, 6, 6, 6, 6, 2], seed=1), (gauss(8, 4), classes(8, 2)))
 
 
-@healthy
+@small
 def a_value_head_of_one_relu_unit():
     return of(Net([4, 8, 1, 1], seed=3), regression(2, 4), mse)
 
@@ -87,13 +79,13 @@ def advantage(model, batch):
     return (-chosen * gain + jnp.square(value - 1.0)).mean()
 
 
-@healthy
+@small
 def an_actor_and_a_critic_with_one_observation():
     data = gauss(1, 4), classes(1, 2)
-    return Stranger(ActorCritic(), data[0], data, advantage)
+    return Subject(ActorCritic(), data[0], data, advantage)
 
 
-@healthy
+@small
 def a_q_network_with_one_observation():
     return of(Net([4, 2, 2, 2], seed=1), (gauss(1, 4), gauss(1, 2)), mse)
 
@@ -118,10 +110,10 @@ def graph(n: int) -> dict[str, jax.Array]:
     return {"nodes": gauss(n, 3), "adjacency": jnp.asarray(adjacency, jnp.float32)}
 
 
-@healthy
+@small
 def a_graph_of_four_nodes():
     data = graph(4), classes(4, 3)
-    return Stranger(GCN(), data[0], data, lambda m, b: ce(m, b))
+    return Subject(GCN(), data[0], data, lambda m, b: ce(m, b))
 
 
 # ------------------------------------------------- what this mode does not use
@@ -144,10 +136,10 @@ class MaskedAutoencoder(nnx.Module):
         return self.head(nnx.gelu(self.mix(x)))
 
 
-@healthy
+@small
 def a_masked_autoencoder_without_a_mask():
     x = gauss(6, 5, 4)
-    return Stranger(MaskedAutoencoder(), x, (x, x), mse)
+    return Subject(MaskedAutoencoder(), x, (x, x), mse)
 
 
 class Inception(nnx.Module):
@@ -165,7 +157,7 @@ class Inception(nnx.Module):
         return self.head(self.dropout(x))
 
 
-@healthy
+@small
 def an_auxiliary_head_in_evaluation():
     model = Inception()
     model.eval()
@@ -184,7 +176,7 @@ class Distilled(nnx.Module):
         return self.head(x), self.auxiliary(x)
 
 
-@healthy
+@small
 def an_auxiliary_head_that_this_loss_leaves_out():
     return of(Distilled(), (gauss(8, 6), classes(8, 3)), lambda m, b: ce(lambda x: m(x)[0], b))
 
@@ -215,13 +207,13 @@ class DiT(nnx.Module):
         return self.last(self.norm(x))
 
 
-@healthy
+@small
 def a_diffusion_transformer_that_begins_at_zero():
     x = gauss(8, 4), jnp.linspace(0, 1, 8)
-    return Stranger(DiT(), x, (x, gauss(8, 4, seed=5)), mse)
+    return Subject(DiT(), x, (x, gauss(8, 4, seed=5)), mse)
 
 
-@healthy
+@small_looped
 def a_last_layer_of_zeros():
     model = Net([4, 8, 8, 2], nnx.tanh)
     model.layers[2] = nnx.Linear(8, 2, kernel_init=ZEROS, rngs=nnx.Rngs(1))
@@ -246,7 +238,7 @@ def likelihood(model, batch):
     return (jnp.square(mean - y) * jnp.exp(-2 * log) + 2 * log).mean()
 
 
-@healthy
+@small
 def a_mean_and_a_scale_that_begin_at_zero():
     return of(TwoOutputs(), regression(8, 4, 2), likelihood)
 
@@ -263,12 +255,12 @@ class LoRA(nnx.Module):
         return self.head(nnx.gelu(self.adapted(x)))
 
 
-@healthy
+@small_looped
 def low_rank_adapters():
     return of(LoRA(), (gauss(8, 6), classes(8, 3)), wrt=nnx.LoRAParam)
 
 
-@healthy
+@small_looped
 def low_rank_adapters_and_a_head():
     return of(LoRA(), (gauss(8, 6), classes(8, 3)), wrt=nnx.Any(nnx.LoRAParam, nnx.Param))
 
@@ -287,27 +279,153 @@ class ScalarGate(nnx.Module):
         return self.head(x + nnx.sigmoid(self.gate(x)) * nnx.tanh(self.body(x)))
 
 
-@healthy
+@small
 def a_gate_of_one_unit_that_begins_shut():
     return of(ScalarGate(), (gauss(12, 4), classes(12, 3)))
+
+
+# --------------------------------------------------- what resembles a fault
+
+
+class Mixer(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed = nnx.Linear(6, 12, rngs=rngs)
+        self.norm = nnx.LayerNorm(12, rngs=rngs)
+        self.tokens = nnx.Linear(8, 8, rngs=rngs)
+        self.channels = nnx.Linear(12, 12, rngs=rngs)
+        self.head = nnx.Linear(12, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.embed(x)
+        x = x + jnp.swapaxes(nnx.gelu(self.tokens(jnp.swapaxes(self.norm(x), 1, 2))), 1, 2)
+        x = x + nnx.gelu(self.channels(x))
+        return self.head(x.mean(axis=1))
+
+
+@small
+def a_mixer_of_tokens_and_channels():
+    return of(Mixer(), (gauss(16, 8, 6), classes(16, 4)))
+
+
+class Gated(nnx.Module):
+    """A gated linear unit, group norm, and a head that begins at zero."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.value = nnx.Linear(10, 24, rngs=rngs)
+        self.gate = nnx.Linear(10, 24, rngs=rngs)
+        self.norm = nnx.GroupNorm(24, num_groups=4, rngs=rngs)
+        self.head = nnx.Linear(24, 4, kernel_init=nnx.initializers.zeros, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head(self.norm(self.value(x) * nnx.sigmoid(self.gate(x))))
+
+
+@small
+def a_gated_unit_before_a_head_of_zeros():
+    return of(Gated(), (gauss(32, 10), classes(32, 4)))
+
+
+class Masked(nnx.Module):
+    """Scores with -Inf at masked positions, returned by a separate module."""
+
+    class Scores(nnx.Module):
+        def __init__(self, rngs):
+            self.query = nnx.Linear(8, 8, rngs=rngs)
+            self.key = nnx.Linear(8, 8, rngs=rngs)
+
+        def __call__(self, x):
+            scores = self.query(x) @ jnp.swapaxes(self.key(x), 1, 2) / 8**0.5
+            return jnp.where(jnp.tril(jnp.ones((6, 6), bool)), scores, -1e30)
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.scores = self.Scores(rngs)
+        self.value = nnx.Linear(8, 8, rngs=rngs)
+        self.head = nnx.Linear(8, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.head((nnx.softmax(self.scores(x)) @ self.value(x)).mean(axis=1))
+
+
+@small
+def scores_that_a_module_masks():
+    return of(Masked(), (gauss(16, 6, 8), classes(16, 4)))
+
+
+class Scaled(nnx.Module):
+    """Residual branches that begin at 1e-4 of their usual size (LayerScale)."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.stem = nnx.Linear(10, 16, rngs=rngs)
+        self.branches = nnx.List([nnx.Linear(16, 16, rngs=rngs) for _ in range(4)])
+        self.scales = nnx.List([nnx.Param(jnp.full(16, 1e-4)) for _ in range(4)])
+        self.head = nnx.Linear(16, 4, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.stem(x)
+        for branch, scale in zip(self.branches, self.scales, strict=True):
+            x = x + scale[...] * nnx.gelu(branch(x))
+        return self.head(x)
+
+
+@small
+def residual_branches_that_begin_small():
+    return of(Scaled(), (gauss(32, 10), classes(32, 4)))
+
+
+class Normalised(nnx.Module):
+    def __init__(self, net):
+        self.norm = nnx.BatchNorm(10, rngs=nnx.Rngs(0))
+        self.net = net
+
+    def __call__(self, x):
+        return self.net(self.norm(x))
+
+
+@small
+def pixels_into_a_batch_norm():
+    return of(Normalised(Net([10, 32, 4])), (gauss(32, 10) * 40 + 120, classes(32, 4)))
+
+
+@small
+def a_field_over_one_coordinate():
+    return of(Net([1, 32, 32, 1], jnp.sin), (gauss(32, 1), gauss(32, 1)), mse)
+
+
+@small
+def an_input_that_is_constant():
+    return of(Net([10, 32, 4]), (jnp.ones((8, 10)), classes(8, 4)))
+
+
+@small
+def one_example():
+    return of(Net([10, 32, 4]), (gauss(1, 10), classes(1, 4)))
+
+
+@small
+def an_input_of_one_hot_vectors():
+    return of(Net([10, 32, 4]), (jax.nn.one_hot(classes(32, 10), 10), classes(32, 4)))
 
 
 # ------------------------------------------------------------------ optimizers
 
 
-@healthy
+@small_looped
 def a_learning_rate_that_warms_up_from_zero():
     tx = optax.adam(optax.linear_schedule(0.0, 1e-3, 100_000))
     return of(Net([4, 8, 3], nnx.tanh), (gauss(8, 4), classes(8, 3)), tx=tx)
 
 
-@healthy
+@small_looped
 def gradients_that_are_added_up_over_eight_steps():
     tx = optax.MultiSteps(optax.adam(1e-3), 8)
     return of(Net([4, 8, 3], nnx.tanh), (gauss(8, 4), classes(8, 3)), tx=tx)
 
 
-@healthy
+@small_looped
 def a_network_of_which_only_the_head_is_trained():
     head = nnx.All(nnx.Param, nnx.PathContains(1))
     return of(Net([4, 8, 3], nnx.tanh), (gauss(8, 4), classes(8, 3)), wrt=head)

@@ -1,18 +1,17 @@
-"""Healthy models of many kinds, invented without knowledge of the rules."""
+"""Healthy models of many kinds."""
 
 # pyright: reportUnknownMemberType=false
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
-from strange import (
+from subjects import (
     GPT,
+    LOOPS,
+    POINTS,
     VAE,
     Autoencoder,
     ConvNet,
@@ -22,13 +21,14 @@ from strange import (
     Recurrent,
     ResNet,
     Scanned,
-    Stranger,
+    Subject,
     ViT,
     bce,
     ce,
     classes,
     clusters,
     elbo,
+    enter,
     gauss,
     images,
     mse,
@@ -37,21 +37,9 @@ from strange import (
     tokens,
 )
 
-Build = Callable[[], Stranger]
-HEALTHY: dict[str, Build] = {}
-FROZEN: dict[str, Build] = {}
-"""Parts of these are left untrained on purpose: at most an "info" finding is right."""
-POINTS = functools.partial(clusters, 64, 8, 4)
-
-
-def healthy(build: Build) -> Build:
-    HEALTHY[build.__name__.replace("_", " ")] = build
-    return build
-
-
-def frozen(build: Build) -> Build:
-    FROZEN[build.__name__.replace("_", " ")] = build
-    return build
+WAYS = ("stepped", *LOOPS, "trained")
+healthy = enter(WAYS)
+frozen = enter(WAYS[:-1], informs=True)
 
 
 def of_tokens(model, **more):
@@ -196,7 +184,7 @@ def a_gan():
         ).mean()
 
     z = gauss(64, 4)
-    return Stranger(Pair(), z, (z, 1 + gauss(64, 8, seed=1)), loss)
+    return Subject(Pair(), z, (z, 1 + gauss(64, 8, seed=1)), loss)
 
 
 @healthy
@@ -207,7 +195,7 @@ def a_siamese_net_with_negatives():
         return optax.softmax_cross_entropy_with_integer_labels(logits, jnp.arange(len(a))).mean()
 
     a = gauss(32, 8)
-    return Stranger(Net([8, 32, 16]), a, (a, a + 0.2 * gauss(32, 8, seed=1)), loss)
+    return Subject(Net([8, 32, 16]), a, (a, a + 0.2 * gauss(32, 8, seed=1)), loss)
 
 
 class UNet(nnx.Module):
@@ -442,35 +430,6 @@ def a_learned_temperature_and_unequal_scales():
 
 
 # --------------------------------------------------------- frozen on purpose
-
-
-class LoRALinear(nnx.Module):
-    def __init__(self, a, b, rngs):
-        self.base = nnx.Linear(a, b, rngs=rngs)
-        self.lora = nnx.LoRA(a, 2, b, rngs=rngs)
-
-    def __call__(self, x):
-        return self.base(x) + self.lora(x)
-
-
-class Adapted(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.a, self.b = LoRALinear(8, 16, rngs), LoRALinear(16, 4, rngs)
-
-    def __call__(self, x):
-        return self.b(nnx.relu(self.a(x)))
-
-
-@frozen
-def low_rank_adapters_on_a_frozen_base():
-    return of(Adapted(), POINTS(), tx=optax.adam(1e-2), wrt=nnx.LoRAParam)
-
-
-@frozen
-def a_backbone_that_the_filter_leaves_out():
-    wrt = nnx.All(nnx.Param, nnx.PathContains("head"))
-    return of(ConvNet(), images(), wrt=wrt)
 
 
 class Student(nnx.Module):
