@@ -13,14 +13,14 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from nnx_inspector.findings.evidence import (
-    any_waits,
-    gain_by_luck,
-    left_by_luck,
-    multiplies_zeros,
-    reach_of_luck,
+    any_weight_is_zero,
+    gain_by_chance,
+    multiplies_harmless_zeros,
+    part_left_by_chance,
+    reach_of_chance,
 )
-from nnx_inspector.findings.finding import Finding, named
-from nnx_inspector.findings.precision.lost import lost_updates
+from nnx_inspector.findings.finding import Finding, site_text
+from nnx_inspector.findings.precision.rounding import lost_updates
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
@@ -65,7 +65,7 @@ WHY: Final = {
 }
 """For each way in which a parameter does not learn: what is seen, and what it usually means."""
 
-ON_PURPOSE: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
+UNTRAINED_NAMES: Final = re.compile(r"teacher|target|ema|momentum|frozen|reference|codebook", re.I)
 """Names of parameters that are usually not trained by gradients."""
 
 
@@ -81,10 +81,10 @@ def exploding_gradient(context: RuleContext) -> Iterator[Finding]:
 
 
 def _along_depth(context: RuleContext, *, vanishing: bool) -> Iterator[Finding]:
-    newest = context.graded[-1:]
-    for window in context.windows(context.graded):
+    newest = context.gradient_passes[-1:]
+    for window in context.windows(context.gradient_passes):
         found = [one for p in window if (one := _ratio(context, p)) is not None]
-        luck = max((_luck(context, p, vanishing=vanishing) for p in window), default=1.0)
+        luck = max((_chance_factor(context, p, vanishing=vanishing) for p in window), default=1.0)
         if len(found) == len(window) and all(_is_bad(r, luck, vanishing) for r in found):
             last = _ratio(context, newest[0])
             over = last is not None and not _is_bad(last, luck, vanishing)
@@ -117,15 +117,20 @@ def _depth_finding(step: int, ratio: _Ratio, since: str, *, vanishing: bool) -> 
         },
         what=(
             f"At step {step} the norm of the gradient {how} from {ratio.late:.2g} at "
-            f"{named(ratio.last)}, one of the last of {ratio.sites} sites, to {ratio.early:.2g} at "
-            f"{named(ratio.first)}, one of the first, a ratio of {ratio.value:.2g}{since}"
+            f"{site_text(ratio.last)}, one of the last of {ratio.sites} sites, to "
+            f"{ratio.early:.2g} at "
+            f"{site_text(ratio.first)}, one of the first, a ratio of {ratio.value:.2g}{since}"
         ),
         advice=advice,
     )
 
 
-def _graded_sites(context: RuleContext, norms: dict[str, float]) -> list[str]:
-    sites = [s for s in norms if context.parameters_of(s)] if context.held else list(norms)
+def _sites_with_gradients(context: RuleContext, norms: dict[str, float]) -> list[str]:
+    sites = (
+        [s for s in norms if context.parameters_of(s)]
+        if context.parameters_by_site
+        else list(norms)
+    )
     return sites if len(sites) >= DEEP else [s for s in norms if s]
 
 
@@ -151,8 +156,8 @@ class _Ratio:
 
 
 def _ratio(context: RuleContext, one: Pass) -> _Ratio | None:
-    norms = context.gradients(one)
-    sites = _graded_sites(context, norms)
+    norms = context.gradient_norms(one)
+    sites = _sites_with_gradients(context, norms)
     if len(sites) < DEEP:
         return None
     third = max(1, len(sites) // 3)
@@ -160,15 +165,15 @@ def _ratio(context: RuleContext, one: Pass) -> _Ratio | None:
     return _Ratio(len(sites), first, last, norms[first], norms[last])
 
 
-def _luck(context: RuleContext, one: Pass, *, vanishing: bool) -> float:
+def _chance_factor(context: RuleContext, one: Pass, *, vanishing: bool) -> float:
     """The factor by which random layers of these widths may change a gradient by chance."""
     if one.figures is None:
         return 1.0
-    sites = _graded_sites(context, context.gradients(one))
+    sites = _sites_with_gradients(context, context.gradient_norms(one))
     if vanishing:
-        return 1 / left_by_luck(context, one.figures, sites, fault=VANISHED)
+        return 1 / part_left_by_chance(context, one.figures, sites, fault=VANISHED)
     widths = [one.figures.figure(s, "units") for s in sites]
-    return gain_by_luck([width for width in widths if width > 0])
+    return gain_by_chance([width for width in widths if width > 0])
 
 
 def _is_bad(one: _Ratio, luck: float, vanishing: bool) -> bool:
@@ -188,18 +193,18 @@ def _is_bad(one: _Ratio, luck: float, vanishing: bool) -> bool:
 
 def no_gradient(context: RuleContext) -> Iterator[Finding]:
     """Parameters that do not learn: one finding for each, which `causes` merges."""
-    if (whole := _nothing_reached(context)) is not None:
+    if (whole := _no_gradient_at_all(context)) is not None:
         yield whole
         return
     lost = lost_updates(context)
     rounded = {p.path for p, _ in lost.parts} if lost else set[str]()
-    for one, why, step in _without(context):
-        if why in ("zero", "still", "stopped") and multiplies_zeros(context, one.site):
+    for one, why, step in _parameters_without_gradient(context):
+        if why in ("zero", "still", "stopped") and multiplies_harmless_zeros(context, one.site):
             continue
         if why == "still" and one.path in rounded:
             continue
         what, advice = WHY[why]
-        benign = why in ("still", "stopped", "absent") or ON_PURPOSE.search(one.path)
+        benign = why in ("still", "stopped", "absent") or UNTRAINED_NAMES.search(one.path)
         yield Finding(
             rule="no-gradient",
             site=one.site,
@@ -211,7 +216,7 @@ def no_gradient(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-def _nothing_reached(context: RuleContext) -> Finding | None:
+def _no_gradient_at_all(context: RuleContext) -> Finding | None:
     """The finding if the passes are differentiated with respect to parameters of the model, and no
     gradient ever comes back to any of them.
 
@@ -219,9 +224,9 @@ def _nothing_reached(context: RuleContext) -> Finding | None:
     parameters alone) prove that there is one.
     """
     passes = [(p, f) for p in context.clean if (f := p.figures) is not None]
-    passes = [(p, f, of) for p, f in passes if (of := context.differentiated(f))]
+    passes = [(p, f, of) for p, f in passes if (of := context.differentiated_parameters(f))]
     in_loop = [p for p, *_ in passes if p.kind == "watch"]
-    if context.graded or not passes or len(in_loop) == 1 == len(passes):
+    if context.gradient_passes or not passes or len(in_loop) == 1 == len(passes):
         return None
     if any(f.parameter(p.path, "graded") > 0 for _, f, of in passes for p in of):
         return None
@@ -248,12 +253,12 @@ def _nothing_reached(context: RuleContext) -> Finding | None:
     )
 
 
-def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
+def _parameters_without_gradient(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
     """(parameter, one of WHY, step) for each parameter that does not learn."""
-    graded, moving = context.graded, context.any_moved
-    evident = [p for p in graded if not any_waits(context, p)]
+    graded, moving = context.gradient_passes, context.any_changed
+    evident = [p for p in graded if not any_weight_is_zero(context, p)]
     chances: _Chances | None = None
-    for site, parameters in context.held.items():
+    for site, parameters in context.parameters_by_site.items():
         reached = {"gradient": 0, "output": 0}
         for one in graded:
             for quantity in reached:
@@ -261,9 +266,9 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
         for parameter in parameters:
             # a bias that a norm or a difference cancels has a gradient of 0 by design
             bias = parameter.axes < max(p.axes for p in parameters)
-            known = _known(graded, parameter.path, "graded")
-            seen_at = evident if known and _known(evident, parameter.path, "graded") else []
-            same = _known(graded, parameter.path, "same")
+            known = _known_values(graded, parameter.path, "graded")
+            seen_at = evident if known and _known_values(evident, parameter.path, "graded") else []
+            same = _known_values(graded, parameter.path, "same")
             absent = 0 in (parameter.needed, parameter.in_loss)
             step = graded[0].step if graded else 0
             if max(known, default=0) > 0 or context.learns(parameter.path):
@@ -271,7 +276,7 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
             if parameter.needed == 0 and all(p.needed == 0 for p in context.parameters_in(site)):
                 continue
             may_not_run = context.site(site).conditional == 1
-            if (reached["output"] or may_not_run) and not context.ran(graded, site):
+            if (reached["output"] or may_not_run) and not context.any_values(graded, site):
                 continue
             if known:
                 cut = reached["output"] > 0 and reached["gradient"] == 0
@@ -286,7 +291,7 @@ def _without(context: RuleContext) -> Iterator[tuple[ParameterFacts, str, int]]:
             elif reached["output"] > 1 and reached["gradient"] == 0 and context.site(site).leaving:
                 # jax computes no gradient that nothing asks for
                 stays = len(same) >= 2 and min(same) == 1 and moving
-                asked = set(_known(graded, parameter.path, "differentiated")) == {1}
+                asked = set(_known_values(graded, parameter.path, "differentiated")) == {1}
                 still = "stopped" if asked else "still"
                 yield parameter, "absent" if absent else still if stays else "cut", step
             elif moving and reached["gradient"] and len(same) >= 2 and min(same) == 1 and not bias:
@@ -299,18 +304,18 @@ _Chances = Sequence[tuple[float, tuple[float, ...]]]
 
 def _chances(context: RuleContext) -> _Chances:
     return [
-        (max(f.figure(s, "examples") for s in f.sites), reach_of_luck(context, f))
-        for one in context.graded
+        (max(f.figure(s, "examples") for s in f.sites), reach_of_chance(context, f))
+        for one in context.gradient_passes
         if (f := one.figures) is not None and f.sites
     ]
 
 
 def _is_evident(context: RuleContext, parameter: ParameterFacts, chances: _Chances) -> bool:
     """Whether a gradient of 0 is more than chance with few examples or narrow layers."""
-    rows, here = math.fsum(examples for examples, _ in chances), context.at(parameter.site)
+    rows, here = math.fsum(examples for examples, _ in chances), context.order_of(parameter.site)
     return (rows == 0 or rows >= LEAST_ROWS) and all(reach < here for _, reach in chances)
 
 
-def _known(passes: Sequence[Pass], path: str, name: str) -> list[float]:
+def _known_values(passes: Sequence[Pass], path: str, name: str) -> list[float]:
     values = [p.figures.parameter(path, name) for p in passes if p.figures is not None]
     return [x for x in values if not math.isnan(x)]

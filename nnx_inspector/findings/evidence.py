@@ -14,14 +14,14 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from nnx_inspector.findings.finding import named
-from nnx_inspector.findings.rule_context import FEW, RuleContext
+from nnx_inspector.findings.finding import site_text
+from nnx_inspector.findings.rule_context import FEW_PASSES, RuleContext
 from nnx_inspector.recordings.facts import PassStats, Role
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.tree_rows import layer_of
 from nnx_inspector.stats.samples.unit_stats import OFF_AT
 
-LUCK: Final = 5e-3
+CHANCE: Final = 5e-3
 """A rule reports only what happens in fewer than one healthy layer in 200."""
 
 MANY: Final = 32
@@ -52,22 +52,22 @@ HALVING: Final = ("relu", "gelu", "silu")
 """Functions that keep about half of the squared norm of a signal."""
 
 
-def tail(count: int, of: int, chance: float) -> float:
+def binomial_tail(count: int, of: int, chance: float) -> float:
     """The probability that at least `count` of `of` events happen, each with this chance.
 
     Example:
-        >>> tail(8, 8, 0.5)
+        >>> binomial_tail(8, 8, 0.5)
         0.00390625
     """
     each = (math.comb(of, k) * chance**k * (1 - chance) ** (of - k) for k in range(count, of + 1))
     return math.fsum(each)
 
 
-MOST_LUCK: Final = 600.0
+MOST_CHANCE: Final = 600.0
 """exp(600) is more than any ratio of norms, and its inverse is not 0; exp(710) is no float."""
 
 
-def gain_by_luck(widths: Sequence[float]) -> float:
+def gain_by_chance(widths: Sequence[float]) -> float:
     """The factor by which random layers of these widths change a signal in one case of a thousand.
 
     Hanin and Nica 2020, "Products of many large random matrices and gradients in deep neural
@@ -75,14 +75,14 @@ def gain_by_luck(widths: Sequence[float]) -> float:
     1 / width for ReLU (less for others), and a mean of minus half of it.
 
     Example:
-        >>> [round(gain_by_luck([w] * 5), 1) for w in (1, 8, 512)]
+        >>> [round(gain_by_chance([w] * 5), 1) for w in (1, 8, 512)]
         [1202604.3, 33.8, 1.4]
     """
     spread = 5 * math.fsum(1 / width for width in widths) / 4
-    return math.exp(min(spread + BEYOND * math.sqrt(spread), MOST_LUCK))
+    return math.exp(min(spread + BEYOND * math.sqrt(spread), MOST_CHANCE))
 
 
-def left_by_luck(
+def part_left_by_chance(
     context: RuleContext, figures: PassStats, sites: Sequence[str], *, fault: float
 ) -> float:
     """The least part of a signal that random layers leave, except in one network of a thousand.
@@ -93,18 +93,18 @@ def left_by_luck(
     `fault` is not excused.
     """
     left = 0.5 ** (sum(context.site(site).activation in HALVING for site in sites) / 2)
-    widths = [_passing(context, figures, site) for site in sites if site in figures.sites]
-    return (left if left > fault else 1.0) / gain_by_luck(widths)
+    widths = [_passing_units(context, figures, site) for site in sites if site in figures.sites]
+    return (left if left > fault else 1.0) / gain_by_chance(widths)
 
 
-def _passing(context: RuleContext, figures: PassStats, site: str) -> float:
+def _passing_units(context: RuleContext, figures: PassStats, site: str) -> float:
     relu = context.site(site).activation == "relu"
-    off = context.part_of(figures, site, "below") if relu else 0.0
+    off = context.masked_part(figures, site, "below") if relu else 0.0
     return max(1.0, figures.figure(site, "units") * (1 - off))
 
 
 @dataclasses.dataclass(frozen=True)
-class Off:
+class OffUnits:
     """The units of a site that are off for all examined values, in each of the last passes.
 
     Attributes:
@@ -120,23 +120,23 @@ class Off:
     mask: str
 
 
-def off_units(context: RuleContext, site: str) -> Off | None:
+def find_off_units(context: RuleContext, site: str) -> OffUnits | None:
     """The units that are off, if they are more than chance explains or a healthy layer has."""
     facts, (_, figures) = context.site(site), context.with_figures(site)[-1]
-    samples = context.samples(site)
+    samples = context.sample_count(site)
     below = facts.activation == "relu" or _is_far_below(context, site)
     mask = "below" if below else "dead"
-    each = context.masked(site, mask)
-    off, on = int(each.sum()), int(context.masked(site, "above").sum())
+    each = context.mask_in_all(site, mask)
+    off, on = int(each.sum()), int(context.mask_in_all(site, "above").sum())
     part = off / max(1, len(each))
     limit = ALMOST_ALL if samples < SOME else DEAD_IN_SOME if samples < MANY else DEAD
     if samples < LEAST or part < limit:
         return None
     biased = _is_biased(context, site, figures)
     # similar examples keep each unit on one side of 0, which by chance is either one
-    if tail(off, off + on, 0.5) > LUCK and not (biased and off >= FEW_UNITS):
+    if binomial_tail(off, off + on, 0.5) > CHANCE and not (biased and off >= FEW_UNITS):
         return None
-    return Off(part, samples, biased, mask)
+    return OffUnits(part, samples, biased, mask)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Zeros:
 
     def usual_cause(self, site: str) -> str:
         """What usually makes such zeros at a site, and what helps, as a clause."""
-        source, top = named(self.source), f"{self.largest:.3g}"
+        source, top = site_text(self.source), f"{self.largest:.3g}"
         return {
             "gate": (
                 f"what {source} returns decides what reaches it, and left it out each time; it "
@@ -181,13 +181,13 @@ class Zeros:
                 f"usually by a factor or mask that is 0"
             ),
             "inside": (
-                f"what {source} returns is not 0, so the zeros arise within {named(site)}, usually "
-                f"by a scale that is 0, or an overflow"
+                f"what {source} returns is not 0, so the zeros arise within {site_text(site)}, "
+                "usually by a scale that is 0, or an overflow"
             ),
         }[self.why]
 
 
-def zeros_from(context: RuleContext, site: str) -> Zeros | None:
+def find_zeros(context: RuleContext, site: str) -> Zeros | None:
     """What makes the zeros that a site receives or returns; None if it is not known, or harmless.
 
     Harmless are zeros that the model was given, parameters that begin at 0 and are yet to learn,
@@ -195,8 +195,8 @@ def zeros_from(context: RuleContext, site: str) -> Zeros | None:
     """
     passes = context.with_figures(site)
     is_product = context.site(site).affine == 1
-    zero = all(_is_zero(one, site) or only_zeros_enter(context, one, site) for one, _ in passes)
-    still = is_product and len(passes) >= FEW
+    zero = all(_is_zero(one, site) or returns_only_bias(context, one, site) for one, _ in passes)
+    still = is_product and len(passes) >= FEW_PASSES
     still &= all(f.varied == 1 and f.figure(site, "flat") == 1 for _, f in passes)
     if not zero and not still:
         return None
@@ -205,13 +205,13 @@ def zeros_from(context: RuleContext, site: str) -> Zeros | None:
     gates = [one.site for one in feeds if one.role == Role.OUTPUT and one.chosen]
     gates += [one for one in sites if context.paths.decides(one)]
     gates = [one for one in gates if context.parameters_in(one)]
-    if any(not _gives_something(context, one, source) for one, _ in passes for source in sites):
+    if any(not _returns_nonzero(context, one, source) for one, _ in passes for source in sites):
         return None  # or not known to
-    if any(waits_for_zeros(context, figures, site) for _, figures in passes):
+    if any(has_zero_factor(context, figures, site) for _, figures in passes):
         return None
     step = passes[-1][0].step
     for one in reversed([p for p in context.clean if p.figures and site in p.figures.row_of]):
-        if zero and not (_is_zero(one, site) or only_zeros_enter(context, one, site)):
+        if zero and not (_is_zero(one, site) or returns_only_bias(context, one, site)):
             break
         if not zero and one.figures and one.figures.figure(site, "flat") != 1:
             break
@@ -237,7 +237,7 @@ def zeros_from(context: RuleContext, site: str) -> Zeros | None:
     return dataclasses.replace(found, why="inside") if is_norm else None
 
 
-def only_zeros_enter(context: RuleContext, one: Pass, site: str) -> bool:
+def returns_only_bias(context: RuleContext, one: Pass, site: str) -> bool:
     """Whether a layer that multiplies what it receives returns its bias, and nothing else.
 
     A single layer of a stack is not known to, unless its output is 0: its bias is not known.
@@ -262,17 +262,18 @@ def are_harmless_zeros(context: RuleContext, site: str) -> bool:
     """Whether only zeros enter a site in all passes, and no fault makes them: the model was given
     them (an empty condition, a first state), or parameters are yet to learn.
     """
-    if not context.paths.knows(site) or not _enter_always(context, site):
+    if not context.paths.knows(site) or not _always_returns_only_bias(context, site):
         return False
-    before = [s for s in context.measured if context.paths.reaches(s, site)]
+    before = [s for s in context.measured_sites if context.paths.reaches(s, site)]
     return not any(
-        zeros_from(context, s) or (not _enter_always(context, s) and off_units(context, s))
+        find_zeros(context, s)
+        or (not _always_returns_only_bias(context, s) and find_off_units(context, s))
         for s in before
         if context.parameters_in(s)
     )
 
 
-def multiplies_zeros(context: RuleContext, site: str) -> bool:
+def multiplies_harmless_zeros(context: RuleContext, site: str) -> bool:
     """Whether a weight has nothing to learn from, because it multiplies harmless zeros, or a state
     of zeros that a module beside it receives too: the forget gate of an LSTM in its first step.
     """
@@ -281,29 +282,34 @@ def multiplies_zeros(context: RuleContext, site: str) -> bool:
     return are_harmless_zeros(context, site) or any(are_harmless_zeros(context, s) for s in beside)
 
 
-def _enter_always(context: RuleContext, site: str) -> bool:
+def _always_returns_only_bias(context: RuleContext, site: str) -> bool:
     passes = context.with_figures(site)
-    return bool(passes) and all(only_zeros_enter(context, one, site) for one, _ in passes)
+    return bool(passes) and all(returns_only_bias(context, one, site) for one, _ in passes)
 
 
-def waits_for_zeros(context: RuleContext, figures: PassStats, site: str) -> bool:
+def has_zero_factor(context: RuleContext, figures: PassStats, site: str) -> bool:
     """Whether parameters of another module, such as one around it, enter a site and are all zeros:
     a factor that begins at 0 and learns.
     """
     return any(
         one.role == Role.PARAMETERS
         and one.site != site
-        and context.is_all_zero(one.site, figures, of=any, own=False)
+        and context.has_zero_weights(one.site, figures, of=any, own=False)
         for one in context.paths.feeds(site)
     )
 
 
-def any_waits(context: RuleContext, one: Pass) -> bool:
+def any_weight_is_zero(context: RuleContext, one: Pass) -> bool:
     """Whether a weight is still all zeros: layers before it get a gradient once it moves."""
     figures = one.figures
     if figures is None:
         return False
-    weights = [p for ps in context.held.values() for p in ps if p.axes == max(q.axes for q in ps)]
+    weights = [
+        p
+        for ps in context.parameters_by_site.values()
+        for p in ps
+        if p.axes == max(q.axes for q in ps)
+    ]
     return any(
         figures.parameter(p.path, "norm") == 0 and figures.parameter(p.path, "graded") > 0
         for p in weights
@@ -315,7 +321,7 @@ def _is_zero(one: Pass, site: str) -> bool:
     return summary is not None and not summary.saturated and 0 < summary.size == summary.zeros
 
 
-def _gives_something(context: RuleContext, one: Pass, site: str) -> bool:
+def _returns_nonzero(context: RuleContext, one: Pass, site: str) -> bool:
     """Whether a site returns any value in a pass that a ReLU would not make 0, too."""
     summary = one.summary(site)
     return summary is not None and summary.size > 0 and (
@@ -323,11 +329,11 @@ def _gives_something(context: RuleContext, one: Pass, site: str) -> bool:
     )  # fmt: skip
 
 
-def receives_nothing(context: RuleContext, one: Pass, site: str) -> bool:
+def receives_only_zeros(context: RuleContext, one: Pass, site: str) -> bool:
     """Whether all that enters a site in a pass is 0."""
     sites = [f.site for f in context.paths.feeds(site) if f.role == Role.OUTPUT and not f.chosen]
     known = all((source, "output") in one.layout.at for source in sites)
-    return bool(sites) and known and not any(_gives_something(context, one, s) for s in sites)
+    return bool(sites) and known and not any(_returns_nonzero(context, one, s) for s in sites)
 
 
 def _is_far_below(context: RuleContext, site: str) -> bool:
@@ -344,25 +350,25 @@ def _is_biased(context: RuleContext, site: str, figures: PassStats) -> bool:
     return any(figures.parameter(path, "norm") >= BIASED * size > 0 for path in of_biases)
 
 
-def all_off(context: RuleContext, figures: PassStats, site: str) -> bool:
+def is_all_off(context: RuleContext, figures: PassStats, site: str) -> bool:
     """Whether a ReLU turns all of a site's output to 0 in one pass."""
     facts = context.site(site)
     if facts.activation == "relu":
-        return context.part_of(figures, site, "below") == 1
-    return facts.made_by == "relu" and context.part_of(figures, site, "dead") == 1
+        return context.masked_part(figures, site, "below") == 1
+    return facts.made_by == "relu" and context.masked_part(figures, site, "dead") == 1
 
 
-def off_by_luck(context: RuleContext, figures: PassStats, *, last: str) -> bool:
+def is_off_by_chance(context: RuleContext, figures: PassStats, *, last: str) -> bool:
     """Whether a ReLU at or before a site turns everything to 0 in one pass, perhaps by chance."""
     return any(
         context.comes_before(site, last)
-        and all_off(context, figures, site)
-        and not off_units(context, site)
+        and is_all_off(context, figures, site)
+        and not find_off_units(context, site)
         for site in figures.sites
     )
 
 
-def reach_of_luck(context: RuleContext, figures: PassStats) -> tuple[float, ...]:
+def reach_of_chance(context: RuleContext, figures: PassStats) -> tuple[float, ...]:
     """The last place, in the order of returning, of a site whose whole gradient a narrow ReLU may
     remove by chance.
 
@@ -374,8 +380,8 @@ def reach_of_luck(context: RuleContext, figures: PassStats) -> tuple[float, ...]
         for site in figures.sites
         if "relu" in (context.site(site).activation, context.site(site).made_by)
         and figures.figure(site, "units") < NARROW
-        and off_units(context, site) is None
+        and find_off_units(context, site) is None
     ]
-    if any(all_off(context, figures, site) for site in relus):
+    if any(is_all_off(context, figures, site) for site in relus):
         return (math.inf,)
-    return max(map(context.at, relus), default=(-math.inf,))
+    return max(map(context.order_of, relus), default=(-math.inf,))

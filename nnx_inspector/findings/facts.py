@@ -59,7 +59,7 @@ def facts_of_stage(stage: StagedCall, *, is_loss: bool = False) -> Facts:
 
     `is_loss`: whether the function returns a loss, or `(loss, aux)`.
     """
-    model, jaxpr, program = stage.roots[()], stage.survey.jaxpr, _Program(stage.owner)
+    model, jaxpr, program = stage.roots[()], stage.survey.jaxpr, _ProgramWalk(stage.owner)
     if stage.eager:
         return facts_of_modules(model)
     program.enter(jaxpr)
@@ -67,7 +67,7 @@ def facts_of_stage(stage: StagedCall, *, is_loss: bool = False) -> Facts:
     of_loss = jaxprs.needed_inputs(jaxpr, 1, mark) if is_loss else None
     sites = {one.site: one for one in facts_of_modules(model).sites}
     for site, found in program.sites.items():
-        sites[site] = _joined(sites.get(site, SiteFacts(site=site)), found)
+        sites[site] = _with_call_facts(sites.get(site, SiteFacts(site=site)), found)
     for site in _given_ids(stage, model):
         sites[site] = dataclasses.replace(sites[site], given=1)
     parameters = tuple(_parameters(model, needed, _needed(stage, of_loss)))
@@ -240,7 +240,7 @@ def _needed(stage: StagedCall, used: Sequence[bool] | None) -> dict[int, bool] |
 
 
 @dataclasses.dataclass
-class _Seen:
+class _CallFacts:
     order: int = UNKNOWN
     activations: set[str] = dataclasses.field(default_factory=lambda: set[str]())
     makers: set[str] = dataclasses.field(default_factory=lambda: set[str]())
@@ -252,7 +252,7 @@ class _Seen:
     conditional: set[bool] = dataclasses.field(default_factory=lambda: set[bool]())
 
 
-def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
+def _with_call_facts(base: SiteFacts, found: _CallFacts) -> SiteFacts:
     only = lambda names: next(iter(names)) if len(names) == 1 else ""  # noqa: E731
     running, deterministic = base.running, base.deterministic
     if base.running != UNKNOWN:  # a call's changes show which mode it ran in
@@ -274,12 +274,12 @@ def _joined(base: SiteFacts, found: _Seen) -> SiteFacts:
     )
 
 
-class _Program:
+class _ProgramWalk:
     """Walks a marked program once and collects the facts about its sites."""
 
     def __init__(self, owner: Any):
         self.owner = owner
-        self.sites: dict[str, _Seen] = {}
+        self.sites: dict[str, _CallFacts] = {}
         self._count = 0
 
     def enter(self, jaxpr: Jaxpr, *, conditional: bool = False) -> None:
@@ -311,7 +311,7 @@ class _Program:
         params, part = equation.params, equation.params["part"]
         if part not in (INPUT, OUTPUT, CHANGE):
             return
-        seen = self.sites.setdefault(params["site"], _Seen())
+        seen = self.sites.setdefault(params["site"], _CallFacts())
         if part == CHANGE:
             variable = params["variable"]
             if "/" not in variable.name or variable.type == "RngCount":

@@ -19,7 +19,7 @@ Severity = Literal["error", "warning", "info"]
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "info")
 
-CAUSES_FIRST: Final = (
+RULES: Final = (
     "uncalled", "nonfinite", "metrics", "overflow", "unused", "mode", "dtype", "dead-experts",
     "uneven-experts", "attention", "dead-units", "saturated-units", "constant", "collapse",
     "exploding-gradient", "vanishing-gradient", "underflow", "no-gradient", "skipped-steps",
@@ -27,7 +27,7 @@ CAUSES_FIRST: Final = (
 )  # fmt: skip
 """The rules, each before those that it may cause: the model, forward, backward, the update."""
 
-GOING_FORWARD: Final = ("dead-units", "saturated-units", "constant", "collapse")
+FORWARD_RULES: Final = ("dead-units", "saturated-units", "constant", "collapse")
 """Of findings by these rules, the one earliest in the pass causes the later ones."""
 
 
@@ -36,7 +36,7 @@ class Finding:
     """One thing that is wrong, or may be.
 
     Attributes:
-        rule: the rule that found it, one of `CAUSES_FIRST`.
+        rule: the rule that found it, one of `RULES`.
         site: the key of the site; for a parameter, the key of its module.
         step: the step at which it was first seen.
         severity: "error", "warning" or "info".
@@ -65,7 +65,7 @@ class Finding:
     @property
     def message(self) -> str:
         """What was seen, what it usually means, what follows from it, and whether it is over."""
-        follows = "; ".join(inside(one.what) for one in self.effects)
+        follows = "; ".join(lower_first(one.what) for one in self.effects)
         because = f" Because of this: {follows}." if follows else ""
         over = "" if self.gone is None else f" It is gone since step {self.gone}."
         return f"{self.what}: {self.advice}.{because}{over}"
@@ -99,20 +99,20 @@ class Findings(list[Finding]):
 def _in_markdown(number: int, one: Finding) -> str:
     evidence = [f"{name.replace('_', ' ')} {value:.6g}" for name, value in one.evidence.items()]
     lines = [
-        f"**{one.severity}: {one.rule} at {cell(one.site) or 'the model'}**",
-        cell(one.message, LONGEST_MESSAGE),
+        f"**{one.severity}: {one.rule} at {markdown_cell(one.site) or 'the model'}**",
+        markdown_cell(one.message, LONGEST_MESSAGE),
     ]
     if evidence:
-        lines.append(cell(f"Evidence: {', '.join(evidence)}.", LONGEST_MESSAGE))
+        lines.append(markdown_cell(f"Evidence: {', '.join(evidence)}.", LONGEST_MESSAGE))
     return f"{number}. " + "\n\n   ".join(lines)
 
 
-def listed(lines: Iterable[str]) -> str:
+def markdown_list(lines: Iterable[str]) -> str:
     """A list in Markdown."""
     return "\n".join(f"- {line}" for line in lines)
 
 
-def cell(text: str, longest: int = LONGEST_CELL) -> str:
+def markdown_cell(text: str, longest: int = LONGEST_CELL) -> str:
     """Text in one line of Markdown, with its middle left out where it is longer than that."""
     text = "".join(x if x.isprintable() else " " for x in printable(text))
     if len(text) > longest:
@@ -121,24 +121,24 @@ def cell(text: str, longest: int = LONGEST_CELL) -> str:
     return re.sub(r"([\\`*_|<>\[\]#])", r"\\\1", text)
 
 
-def inside(clause: str) -> str:
+def lower_first(clause: str) -> str:
     """A clause in the middle of a sentence: lower case, unless it begins with a name."""
     lower = clause[:2].istitle() and clause[:3] not in ("Inf", "NaN")
     return clause[0].lower() + clause[1:] if lower else clause
 
 
-def named(site: str) -> str:
+def site_text(site: str) -> str:
     site, array = leaf_of(site)
     return f"array {array!r} of " * bool(array) + (repr(site) if site else "the model")
 
 
-def quantity_of(site: str, quantity: str) -> str:
+def quantity_text(site: str, quantity: str) -> str:
     """`"the output of 'head'"`; of one of several arrays, `"the output '1' of 'head'"`."""
     site, array = leaf_of(site)
-    return f"the {quantity}" + f" {array!r}" * bool(array) + f" of {named(site)}"
+    return f"the {quantity}" + f" {array!r}" * bool(array) + f" of {site_text(site)}"
 
 
-def and_others(others: Sequence[str], what: str = "site", *, said: int = 2) -> str:
+def others_text(others: Sequence[str], what: str = "site", *, said: int = 2) -> str:
     """`" (also 'a', 'b' and 3 more sites)"`, or `""` if there are no others.
 
     Args:
@@ -147,35 +147,35 @@ def and_others(others: Sequence[str], what: str = "site", *, said: int = 2) -> s
         said: how many of them are named.
     """
     more = f" {what}{'s' * (len(others) - said > 1)}"
-    return f" ({'also' if said else 'and'} {_listed(others, said, more)})" if others else ""
+    return f" ({'also' if said else 'and'} {_join(others, said, more)})" if others else ""
 
 
-def _listed(every: Sequence[str], said: int, more: str = "") -> str:
+def _join(every: Sequence[str], said: int, more: str = "") -> str:
     """`"a, b and 3 more"`, with what these are at the end."""
     rest = [f"{len(every) - said} more{more}"] if len(every) > said else []
     *first, last = [*every[:said], *rest]
     return " and ".join(filter(None, [", ".join(first), last]))
 
 
-EXACT: Final = 2**24
+MOST_EXACT: Final = 2**24
 """Counts of elements from here on were rounded to float32."""
-NAMED: Final = 3
+MOST_NAMED: Final = 3
 """How many parameters a sentence names."""
 
 
-def were(found: Sequence[ParameterFacts]) -> str:
+def was_or_were(found: Sequence[ParameterFacts]) -> str:
     return "were" if len(found) > 1 else "was"
 
 
-def counted(found: Sequence[ParameterFacts]) -> str:
+def counts_text(found: Sequence[ParameterFacts]) -> str:
     """`"the parameter 'a/kernel' (2 NaN among 12 elements)"`, or several of them."""
-    said = [f"{one.path!r} ({_elements(one)})" for one in found]
+    said = [f"{one.path!r} ({_element_counts(one)})" for one in found]
     kind = "the parameter" if all(one.type != "BatchStat" for one in found) else "the statistic"
-    return f"{kind}{'s' * (len(said) > 1)} {_listed(said, NAMED)}"
+    return f"{kind}{'s' * (len(said) > 1)} {_join(said, MOST_NAMED)}"
 
 
-def _elements(one: ParameterFacts) -> str:
+def _element_counts(one: ParameterFacts) -> str:
     counts = [(one.nan, "NaN"), (one.infinite, "Inf")]
-    least = f"at least {EXACT}"
-    said = [f"{n if n < EXACT else least} {what}" for n, what in counts if n > 0]
+    least = f"at least {MOST_EXACT}"
+    said = [f"{n if n < MOST_EXACT else least} {what}" for n, what in counts if n > 0]
     return " and ".join(said) + (f" among {one.size} elements" if one.size else "")

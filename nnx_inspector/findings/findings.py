@@ -16,7 +16,7 @@ from nnx_inspector.findings.backward import (
     no_gradient,
     vanishing_gradient,
 )
-from nnx_inspector.findings.causes import by_cause
+from nnx_inspector.findings.causes import group_by_cause
 from nnx_inspector.findings.choices.experts import dead_experts, uneven_experts
 from nnx_inspector.findings.choices.heads import (
     attention_collapse,
@@ -24,13 +24,13 @@ from nnx_inspector.findings.choices.heads import (
     attention_sink,
 )
 from nnx_inspector.findings.finding import (
-    CAUSES_FIRST,
-    GOING_FORWARD,
+    FORWARD_RULES,
+    RULES,
     SEVERITIES,
     Finding,
     Findings,
     Severity,
-    inside,
+    lower_first,
 )
 from nnx_inspector.findings.forward import collapse, constant, dead_units, saturated_units
 from nnx_inspector.findings.model import dtype, metrics, mode, sinusoids, uncalled, unused
@@ -38,11 +38,11 @@ from nnx_inspector.findings.nonfinite import nonfinite
 from nnx_inspector.findings.padding import padding
 from nnx_inspector.findings.precision.ranges import overflow, underflow
 from nnx_inspector.findings.precision.updates import update_ratio
-from nnx_inspector.findings.rule_context import LAST, RuleContext
+from nnx_inspector.findings.rule_context import LAST_PASSES, RuleContext
 from nnx_inspector.findings.update.clipping import clipping
 from nnx_inspector.findings.update.decay import weight_decay
-from nnx_inspector.findings.update.dropped import dropped
-from nnx_inspector.findings.update.rate import halted
+from nnx_inspector.findings.update.discarded import discarded_updates
+from nnx_inspector.findings.update.rate import zero_rate
 from nnx_inspector.findings.update.state import skipped_steps
 from nnx_inspector.recordings.recording import Recording
 
@@ -70,8 +70,8 @@ _RULES: Final[tuple[Callable[[RuleContext], Iterator[Finding]], ...]] = (
     underflow,
     no_gradient,
     skipped_steps,
-    halted,
-    dropped,
+    zero_rate,
+    discarded_updates,
     update_ratio,
     weight_decay,
     clipping,
@@ -79,7 +79,7 @@ _RULES: Final[tuple[Callable[[RuleContext], Iterator[Finding]], ...]] = (
     sinusoids,
 )
 
-_OF_A_STEP: Final = {
+_STEP_RULES: Final = {
     "nonfinite": nonfinite,
     "overflow": overflow,
     "underflow": underflow,
@@ -120,12 +120,12 @@ def diagnose(recording: Recording) -> Findings:
             f"{type(recording).__name__}."
         )
     context = RuleContext(recording.passes, recording.facts, recording.tallies())
-    found = [_dated(finding) for rule in _RULES for finding in rule(context)]
-    aged = [_aged(context, finding) for finding in by_cause(context, found)]
+    found = [_name_step(finding) for rule in _RULES for finding in rule(context)]
+    aged = [_mark_gone(context, finding) for finding in group_by_cause(context, found)]
     return Findings(sorted(aged, key=lambda finding: _rank(context, finding)))
 
 
-def _aged(context: RuleContext, finding: Finding) -> Finding:
+def _mark_gone(context: RuleContext, finding: Finding) -> Finding:
     """A finding that is over, with all that follows from it, as such."""
     ends = [_gone_since(context, one) for one in (finding, *finding.effects)]
     over = [end for end in ends if end is not None]
@@ -139,18 +139,18 @@ def _gone_since(context: RuleContext, finding: Finding) -> int | None:
     as many as a rule needs to find it again.
     """
     shown = next((one for one in context.clean if one.step == finding.step), None)
-    rule = _OF_A_STEP.get(finding.rule)
+    rule = _STEP_RULES.get(finding.rule)
     if rule is None or shown is None:
         return None
     measured = {key for key in shown.keys if key[0] == finding.site}
     alike = [i for i, one in enumerate(context.clean) if measured <= set(one.keys)]
 
     def lasts(first: int) -> bool:
-        rest = map(context.whole, context.clean[alike[first] :])
+        rest = map(context.with_parameters, context.clean[alike[first] :])
         again = RuleContext(tuple(rest), context.facts, context.metrics)
         return next(rule(again), None) is not None
 
-    first, end = 0, len(alike) - LAST
+    first, end = 0, len(alike) - LAST_PASSES
     if end <= first or lasts(end):
         return None
     while end - first > 1:  # it lasts in the passes from `first` on, and not in those from `end` on
@@ -159,19 +159,19 @@ def _gone_since(context: RuleContext, finding: Finding) -> int | None:
     return context.clean[alike[end]].step
 
 
-def _dated(finding: Finding) -> Finding:
+def _name_step(finding: Finding) -> Finding:
     """A finding whose sentence names a step: the one at which it was first seen."""
     if re.search(r"\bstep -?\d", finding.what):
         return finding
     lasts = finding.rule not in ("constant", "collapse")  # these are judged in a few passes each
     when = f"From step {finding.step} on" if lasts else f"At step {finding.step}"
-    return dataclasses.replace(finding, what=f"{when}, {inside(finding.what)}")
+    return dataclasses.replace(finding, what=f"{when}, {lower_first(finding.what)}")
 
 
 def _rank(context: RuleContext, finding: Finding) -> tuple[Any, ...]:
     severity = SEVERITIES.index(finding.severity)
     invalid = "nonfinite" in (finding.rule, *(one.rule for one in finding.effects))
-    number = CAUSES_FIRST.index(finding.rule)
-    along = context.at(finding.site) if finding.rule in GOING_FORWARD else ()
-    group = CAUSES_FIRST.index(GOING_FORWARD[0]) if along else number
+    number = RULES.index(finding.rule)
+    along = context.order_of(finding.site) if finding.rule in FORWARD_RULES else ()
+    group = RULES.index(FORWARD_RULES[0]) if along else number
     return finding.gone is not None, severity, not invalid, finding.step, group, along, number

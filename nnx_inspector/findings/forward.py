@@ -17,23 +17,23 @@ import numpy as np
 
 from nnx_inspector.findings.evidence import (
     ALMOST_ALL,
+    CHANCE,
     LEAST,
-    LUCK,
     NARROW,
     SOME,
     STILL,
-    Off,
+    OffUnits,
     Zeros,
-    left_by_luck,
-    off_by_luck,
-    off_units,
-    receives_nothing,
-    tail,
-    waits_for_zeros,
-    zeros_from,
+    binomial_tail,
+    find_off_units,
+    find_zeros,
+    has_zero_factor,
+    is_off_by_chance,
+    part_left_by_chance,
+    receives_only_zeros,
 )
-from nnx_inspector.findings.finding import Finding, and_others, named
-from nnx_inspector.findings.rule_context import RuleContext, examined, is_within
+from nnx_inspector.findings.finding import Finding, others_text, site_text
+from nnx_inspector.findings.rule_context import RuleContext, examined_count, is_within
 from nnx_inspector.recordings.facts import PassStats, Role
 from nnx_inspector.recordings.passes import Pass
 
@@ -73,28 +73,31 @@ def dead_units(context: RuleContext) -> Iterator[Finding]:
 
     One finding of units that are off, and one for each origin of zeros.
     """
-    off: list[tuple[str, Off]] = []
+    off: list[tuple[str, OffUnits]] = []
     zeros: dict[tuple[str, str], list[tuple[str, Zeros]]] = {}
-    for site in context.measured:
+    for site in context.measured_sites:
         last = context.with_figures(site)[-1][1]
-        if not context.parameters_in(site) or context.is_all_zero(site, last, of=any):
+        if not context.parameters_in(site) or context.has_zero_weights(site, last, of=any):
             continue  # no parameters: it passes on its input; zeros (LoRA) have not learnt yet
-        if not site and len(context.measured) > 1:
+        if not site and len(context.measured_sites) > 1:
             continue  # the model repeats the output of its last layer
-        if context.samples(site) < LEAST:
+        if context.sample_count(site) < LEAST:
             continue
-        made = zeros_from(context, site)
+        made = find_zeros(context, site)
         if made is not None:
             zeros.setdefault((made.why, made.source), []).append((site, made))
-        elif not _only_passes_on(context, site) and (one := off_units(context, site)) is not None:
+        elif (
+            not _passes_on_input(context, site)
+            and (one := find_off_units(context, site)) is not None
+        ):
             off.append((site, one))
     if off:
-        yield _of_off(context, sorted(off, key=lambda one: one[1].part < ALMOST_ALL))
+        yield _off_finding(context, sorted(off, key=lambda one: one[1].part < ALMOST_ALL))
     for found in zeros.values():
-        yield _of_zeros(context, found)
+        yield _zeros_finding(context, found)
 
 
-def _only_passes_on(context: RuleContext, site: str) -> bool:
+def _passes_on_input(context: RuleContext, site: str) -> bool:
     """Whether a site's output is what it is because of its input: the same for all, or zeros."""
     facts, passes = context.site(site), context.with_figures(site)
     figures = passes[-1][1]
@@ -102,20 +105,20 @@ def _only_passes_on(context: RuleContext, site: str) -> bool:
         return True
     if facts.activation != "relu" and "Norm" in facts.type:
         return True  # a norm turns nothing off: a constant input becomes its bias
-    if not all(context.part_of(f, site, "dead") == 1 for _, f in passes):
+    if not all(context.masked_part(f, site, "dead") == 1 for _, f in passes):
         return False
     if facts.affine == 1:
         return True  # of the zeros that it receives, another site is the origin, or the input
-    inner = (s for s in context.measured if s != site and is_within(s, site))
+    inner = (s for s in context.measured_sites if s != site and is_within(s, site))
     return any(
-        context.part_of(figures, s, "dead") == 1 for s in inner if s in figures.sites
-    ) or any(receives_nothing(context, one, site) for one, _ in passes)
+        context.masked_part(figures, s, "dead") == 1 for s in inner if s in figures.sites
+    ) or any(receives_only_zeros(context, one, site) for one, _ in passes)
 
 
-def _of_off(context: RuleContext, found: list[tuple[str, Off]]) -> Finding:
+def _off_finding(context: RuleContext, found: list[tuple[str, OffUnits]]) -> Finding:
     site, off = found[0]  # one that lets nothing pass, if there is any
     passes = context.with_figures(site)
-    step = context.since(site, off.mask, off.part)
+    step = context.first_step_masked(site, off.mask, off.part)
     return Finding(
         rule="dead-units",
         site=site,
@@ -129,27 +132,27 @@ def _of_off(context: RuleContext, found: list[tuple[str, Off]]) -> Finding:
             "others": len(found) - 1,
         },
         what=(
-            f"{context.part_of_units(site, off.part)} are off for all {context.looked_at(site)}"
-            + _in_the_last(len(passes))
-            + and_others([f"{other.part:.0%} of {named(s)}" for s, other in found[1:]])
+            f"{context.part_text(site, off.part)} are off for all {context.values_text(site)}"
+            + _passes_text(len(passes))
+            + others_text([f"{other.part:.0%} of {site_text(s)}" for s, other in found[1:]])
         ),
         advice=_how_units_died(context, off, step, context.site(site).activation),
     )
 
 
-def _in_the_last(passes: int) -> str:
+def _passes_text(passes: int) -> str:
     return f", in each of the last {passes} passes" if passes > 1 else ""
 
 
-def _of_zeros(context: RuleContext, found: list[tuple[str, Zeros]]) -> Finding:
+def _zeros_finding(context: RuleContext, found: list[tuple[str, Zeros]]) -> Finding:
     site, zeros = found[0]
     received = "receives" if context.site(site).affine == 1 else "returns"
     seen = (
-        f"{named(site)} {received} only zeros"
+        f"{site_text(site)} {received} only zeros"
         if zeros.zero
-        else f"{named(site)} returns the same for all {context.looked_at(site)}"
+        else f"{site_text(site)} returns the same for all {context.values_text(site)}"
     )
-    others = and_others([named(s) for s, _ in found[1:]])
+    others = others_text([site_text(s) for s, _ in found[1:]])
     return Finding(
         rule="dead-units",
         site=site,
@@ -158,16 +161,16 @@ def _of_zeros(context: RuleContext, found: list[tuple[str, Zeros]]) -> Finding:
         evidence={
             "fraction": 1.0,
             "units": int(context.with_figures(site)[-1][1].figure(site, "units")),
-            "values": context.samples(site),
+            "values": context.sample_count(site),
             "passes": zeros.passes,
             "others": len(found) - 1,
         },
-        what=f"{seen}{_in_the_last(zeros.passes)}{others}",
+        what=f"{seen}{_passes_text(zeros.passes)}{others}",
         advice=zeros.usual_cause(site),
     )
 
 
-def _how_units_died(context: RuleContext, off: Off, step: int, kind: str) -> str:
+def _how_units_died(context: RuleContext, off: OffUnits, step: int, kind: str) -> str:
     if context.clean and step > context.clean[0].step:
         return (
             f"they were alive before step {step}, so usually a learning rate that is too high "
@@ -194,17 +197,17 @@ def _how_units_died(context: RuleContext, off: Off, step: int, kind: str) -> str
 def saturated_units(context: RuleContext) -> Iterator[Finding]:
     """Units on the flat parts of tanh or sigmoid."""
     found: list[tuple[str, str, float]] = []
-    for site in context.measured:
+    for site in context.measured_sites:
         facts = context.site(site)
         mask = {"tanh": "tanh", "sigmoid": "sigmoid"}.get(facts.activation)
         mask = mask or {"tanh": "top", "sigmoid": "ends"}.get(facts.made_by)
         if mask is None or site in (context.last_with_parameters, ""):
             continue  # training wants a last layer to be sure of its answer
-        if context.samples(site) < LEAST:
+        if context.sample_count(site) < LEAST:
             continue
-        each = context.masked(site, mask)
+        each = context.mask_in_all(site, mask)
         part = float(each.mean())
-        if part >= SATURATED and tail(int(each.sum()), len(each), BY_CHANCE) <= LUCK:
+        if part >= SATURATED and binomial_tail(int(each.sum()), len(each), BY_CHANCE) <= CHANCE:
             found.append((site, mask, part))
     if found:
         site, mask, part = found[0]
@@ -213,7 +216,7 @@ def saturated_units(context: RuleContext) -> Iterator[Finding]:
         yield Finding(
             rule="saturated-units",
             site=site,
-            step=context.since(site, mask, part),
+            step=context.first_step_masked(site, mask, part),
             severity="error" if max(one[2] for one in found) >= ALMOST_ALL else "warning",
             evidence={
                 "fraction": part,
@@ -222,10 +225,10 @@ def saturated_units(context: RuleContext) -> Iterator[Finding]:
                 "others": len(found) - 1,
             },
             what=(
-                f"{context.part_of_units(site, part)} lie on the flat parts of {function} for at "
-                f"least two thirds of the {context.looked_at(site)}"
-                + _in_the_last(len(passes))
-                + and_others([f"{other:.0%} of {named(s)}" for s, _, other in found[1:]])
+                f"{context.part_text(site, part)} lie on the flat parts of {function} for at "
+                f"least two thirds of the {context.values_text(site)}"
+                + _passes_text(len(passes))
+                + others_text([f"{other:.0%} of {site_text(s)}" for s, _, other in found[1:]])
             ),
             advice=(
                 "usually weights, biases or inputs that are too large; normalise the input, or "
@@ -237,10 +240,10 @@ def saturated_units(context: RuleContext) -> Iterator[Finding]:
 
 def constant(context: RuleContext) -> Iterator[Finding]:
     """An output that is the same for every example, from some site on."""
-    return _in_a_window(context, _constant)
+    return _first_in_windows(context, _constant)
 
 
-def _in_a_window(
+def _first_in_windows(
     context: RuleContext, look: Callable[[RuleContext, list[Pass]], Finding | None]
 ) -> Iterator[Finding]:
     """The finding in the first window that has one."""
@@ -255,7 +258,7 @@ def _constant(context: RuleContext, window: list[Pass]) -> Finding | None:
     each = [p.figures for p in window if p.figures is not None]
     if any(figures.varied != 1 for figures in each):
         return None
-    sites = context.in_order(s for figures in each for s in figures.sites)
+    sites = context.sort(s for figures in each for s in figures.sites)
     tested = [s for s in sites if all(f.figure(s, "examples") > 1 for f in each)]
     flat: list[str] = []
     for site in reversed(tested):  # from the end: a branch that joins others is not judged
@@ -267,21 +270,21 @@ def _constant(context: RuleContext, window: list[Pass]) -> Finding | None:
     begins = (
         i
         for i, s in enumerate(flat)
-        if (context.is_all_zero(s, each[0]) and not _stays_zero(context, s))
-        or waits_for_zeros(context, each[0], s)
+        if (context.has_zero_weights(s, each[0]) and not _stays_zero(context, s))
+        or has_zero_factor(context, each[0], s)
     )
     flat = flat[: next(begins, len(flat))]
     if not flat or _fades(context, each[-1], tested[: tested.index(flat[0])]):
         return None
     site = flat[0]
-    if any(off_by_luck(context, figures, last=site) for figures in each):
+    if any(is_off_by_chance(context, figures, last=site) for figures in each):
         return None
-    examples = examined(each[0].figure(site, "examples"))
+    examples = examined_count(each[0].figure(site, "examples"))
     advice = (
         "usually the input is overwritten, multiplied by 0, or reduced over the batch axis before "
         "this site (right only if the first axis is not a batch, such as the nodes of one graph)"
     )
-    if context.is_all_zero(site, each[0]):
+    if context.has_zero_weights(site, each[0]):
         advice = (
             "its weights are all 0 and get no gradient, so they stay 0; usually what it returns is "
             "multiplied by zeros again, by another layer that begins at 0: initialise one of the "
@@ -294,9 +297,9 @@ def _constant(context: RuleContext, window: list[Pass]) -> Finding | None:
         severity="error",
         evidence={"examples": examples, "passes": len(window), "others": len(flat) - 1},
         what=(
-            f"The output of {named(site)} is the same for all {examples} examples that were "
+            f"The output of {site_text(site)} is the same for all {examples} examples that were "
             f"examined, although the model's input is not"
-            + and_others([named(s) for s in flat[1:]])
+            + others_text([site_text(s) for s in flat[1:]])
         ),
         advice=advice,
     )
@@ -306,7 +309,7 @@ def _stays_zero(context: RuleContext, site: str) -> bool:
     """Whether weights that are all zeros also get no gradient, so that they never learn."""
     held = context.parameters_of(site)
     paths = [p.path for p in held if p.axes == max(q.axes for q in held)]
-    passes = [p.figures for p in context.graded if p.figures]
+    passes = [p.figures for p in context.gradient_passes if p.figures]
 
     def known(name: str) -> list[float]:
         each = [f.parameter(path, name) for f in passes for path in paths]
@@ -318,7 +321,7 @@ def _stays_zero(context: RuleContext, site: str) -> bool:
 
 def _fades(context: RuleContext, figures: PassStats, before: list[str]) -> bool:
     """Whether the examples became alike gradually, as gradients vanish on the way back."""
-    if not before or not context.graded:
+    if not before or not context.gradient_passes:
         return False
     relative = figures.figure(before[-1], "spread") / max(figures.figure(before[-1], "rms"), 1e-30)
     return relative < FADED
@@ -326,13 +329,13 @@ def _fades(context: RuleContext, figures: PassStats, before: list[str]) -> bool:
 
 def collapse(context: RuleContext) -> Iterator[Finding]:
     """Rank or variance that is lost from one layer to the next, or gradually."""
-    return _in_a_window(context, _collapse)
+    return _first_in_windows(context, _collapse)
 
 
 def _collapse(context: RuleContext, window: list[Pass]) -> Finding | None:
-    found = [_collapsed(context, p.figures) for p in window if p.figures is not None]
+    found = [_drops(context, p.figures) for p in window if p.figures is not None]
     sites = [{one.site for one in each} for each in found]
-    lasting = context.in_order(set[str].intersection(*sites))
+    lasting = context.sort(set[str].intersection(*sites))
     if not lasting:
         return None
     one = next(one for one in found[0] if one.site == lasting[0])  # of the step that is named
@@ -342,13 +345,13 @@ def _collapse(context: RuleContext, window: list[Pass]) -> Finding | None:
         step=window[0].step,
         severity="warning",
         evidence={"before": one.before, "after": one.after, "others": len(lasting) - 1},
-        what=_how_collapsed(context, one) + and_others([named(s) for s in lasting[1:]]),
+        what=_collapse_text(context, one) + others_text([site_text(s) for s in lasting[1:]]),
         advice=WHY_COLLAPSED[one.what],
     )
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fall:
+class _Drop:
     """A figure that is much smaller at a site than at one before it.
 
     Attributes:
@@ -364,20 +367,20 @@ class _Fall:
     after: float
 
 
-def _how_collapsed(context: RuleContext, one: _Fall) -> str:
+def _collapse_text(context: RuleContext, one: _Drop) -> str:
     feeds = any(feed.site == one.source for feed in context.paths.feeds(one.site))
     enters = context.paths.reaches(one.source, one.site)
     how = "which feeds it" if feeds else "which it is computed from" if enters else "before it"
     if one.what == "rank":
         return (
-            f"The output of {named(one.site)} varies along one direction only (an effective rank "
-            f"of {one.after:.3f} among the values examined; that of {named(one.source)}, {how}, "
-            f"has {one.before:.1f})"
+            f"The output of {site_text(one.site)} varies along one direction only (an effective "
+            f"rank of {one.after:.3f} among the values examined; that of {site_text(one.source)}, "
+            f"{how}, has {one.before:.1f})"
         )
     return (
         f"Among the values examined, the examples differ by a deviation of {one.after:.2g} in the "
-        f"output of {named(one.site)}, and of {one.before:.2g} in that of {named(one.source)}, "
-        f"{how}"
+        f"output of {site_text(one.site)}, and of {one.before:.2g} in that of "
+        f"{site_text(one.source)}, {how}"
     )
 
 
@@ -400,16 +403,16 @@ def _source(
     return min(found, key=lambda s: figures.figure(s, "spread"), default="")
 
 
-def _collapsed(context: RuleContext, figures: PassStats) -> list[_Fall]:
+def _drops(context: RuleContext, figures: PassStats) -> list[_Drop]:
     """Each collapse in one pass."""
     sites = [
         s
-        for s in context.in_order(figures.sites)
-        if figures.figure(s, "examples") > 1 and not context.is_all_zero(s, figures)
+        for s in context.sort(figures.sites)
+        if figures.figure(s, "examples") > 1 and not context.has_zero_weights(s, figures)
     ]
     began = [s for s in sites if _began_at_zero(context, s)]
     head = context.last_with_parameters
-    found: list[_Fall] = []
+    found: list[_Drop] = []
     spread = [figures.figure(s, "spread") for s in sites]
     within = [0.0 if s in (head, "") else x for s, x in zip(sites, spread, strict=True)]
     later = [*itertools.accumulate(reversed(within), max)][::-1]
@@ -426,16 +429,16 @@ def _collapsed(context: RuleContext, figures: PassStats) -> list[_Fall]:
             source = _source(context, figures, sites, i, WIDE)
             before = figures.figure(source, "rank") if source else 0.0
             if before >= RANK_BEFORE:
-                found.append(_Fall(site, source, "rank", before, rank))
+                found.append(_Drop(site, source, "rank", before, rank))
         source = _source(context, figures, sites, i, 1)
         if source and held and spread[i] > 0 and site not in began:
             before = figures.figure(source, "spread")
             fell = spread[i] <= DROP * before and spread[i] <= SMALL
             lasts = later[i] <= max(DROP * highest, spread[i] * 10)
-            if fell and lasts and not _shrinks_by_luck(context, figures, source, site):
-                found.append(_Fall(site, source, "deviation", before, spread[i]))
+            if fell and lasts and not _shrinks_by_chance(context, figures, source, site):
+                found.append(_Drop(site, source, "deviation", before, spread[i]))
         highest = max(highest, spread[i])
-    found = found or _faded(context, figures, [s for s in sites if s not in (head, "")])
+    found = found or _gradual_drops(context, figures, [s for s in sites if s not in (head, "")])
     between = context.comes_before
     return [
         one
@@ -448,11 +451,11 @@ def _began_at_zero(context: RuleContext, site: str) -> bool:
     """Whether a site's weights, or a factor of another module, were zeros in the first pass."""
     first = next((f for p in context.clean if (f := p.figures) is not None), None)
     return first is not None and (
-        context.is_all_zero(site, first) or waits_for_zeros(context, first, site)
+        context.has_zero_weights(site, first) or has_zero_factor(context, first, site)
     )
 
 
-def _shrinks_by_luck(context: RuleContext, figures: PassStats, before: str, site: str) -> bool:
+def _shrinks_by_chance(context: RuleContext, figures: PassStats, before: str, site: str) -> bool:
     """Whether so few units pass a value on that ordinary weights may cancel it by chance."""
     units = figures.figure(site, "units")
     sizes = [
@@ -462,12 +465,12 @@ def _shrinks_by_luck(context: RuleContext, figures: PassStats, before: str, site
     ]
     if any(size < USUAL for size in sizes):
         return False
-    off = context.part_of(figures, before, "below")
+    off = context.masked_part(figures, before, "below")
     passing = figures.figure(before, "units") * (1 - off)
     return units < 2 or (context.site(before).activation == "relu" and passing < NARROW)
 
 
-def _faded(context: RuleContext, figures: PassStats, sites: list[str]) -> list[_Fall]:
+def _gradual_drops(context: RuleContext, figures: PassStats, sites: list[str]) -> list[_Drop]:
     """Activations that shrink a little in each layer, and with them what tells examples apart.
 
     The examples of a deep network of sigmoids grow alike too, around a half: its weights are not
@@ -475,7 +478,7 @@ def _faded(context: RuleContext, figures: PassStats, sites: list[str]) -> list[_
     """
     sites = [s for s in sites if context.parameters_in(s)]
     third = max(1, len(sites) // 3)
-    limit = min(FADED, left_by_luck(context, figures, sites, fault=FADED))
+    limit = min(FADED, part_left_by_chance(context, figures, sites, fault=FADED))
     for what in ("rms", "spread"):
         size = np.array([figures.figure(s, what) for s in sites])
         if len(sites) < 4 or not np.isfinite(size).all() or not (size > 0).all():
@@ -488,4 +491,4 @@ def _faded(context: RuleContext, figures: PassStats, sites: list[str]) -> list[_
     where = next((s for s in after if figures.figure(s, "spread") <= FADED * early), None)
     if where is None:
         return []
-    return [_Fall(where, sites[first], "deviation", early, figures.figure(where, "spread"))]
+    return [_Drop(where, sites[first], "deviation", early, figures.figure(where, "spread"))]

@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from nnx_inspector.findings.finding import Finding, Severity, and_others, inside, named
-from nnx_inspector.findings.rule_context import RuleContext, examined, is_within, units_in
+from nnx_inspector.findings.finding import Finding, Severity, lower_first, others_text, site_text
+from nnx_inspector.findings.rule_context import RuleContext, examined_count, is_within, units_text
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, PassStats, Role, SiteFacts
 from nnx_inspector.stats.samples.unit_stats import STILL_SHARE
@@ -54,7 +54,7 @@ def dtype(context: RuleContext) -> Iterator[Finding]:
     found = sorted([*found, *asked], key=lambda one: one[0].order) or odd
     if found:
         first, why = found[0]
-        others = and_others([named(one.site) for one, _ in found[1:]])
+        others = others_text([site_text(one.site) for one, _ in found[1:]])
         step = context.first_step
         yield Finding(
             rule="dtype",
@@ -62,7 +62,7 @@ def dtype(context: RuleContext) -> Iterator[Finding]:
             step=step,
             severity="warning",
             evidence={"bits": WIDTHS[first.leaving], "others": len(found) - 1},
-            what=f"From step {step} on, {named(first.site)} ({first.type}) {why[0]}{others}",
+            what=f"From step {step} on, {site_text(first.site)} ({first.type}) {why[0]}{others}",
             advice=why[1],
         )
 
@@ -74,15 +74,15 @@ def _casts(context: RuleContext, one: SiteFacts, called: list[SiteFacts]) -> Why
     """
     if WIDTHS.get(one.leaving, 0) <= WIDTHS.get(one.entering, 64):
         return None
-    inside = any(other is not one and is_within(other.site, one.site) for other in called)
-    if inside or context.parameters_in(one.site) or one.declared or "Norm" in one.type:
+    has_calls = any(other is not one and is_within(other.site, one.site) for other in called)
+    if has_calls or context.parameters_in(one.site) or one.declared or "Norm" in one.type:
         return None
     after = (s for s in called if s.order > one.order and context.parameters_of(s.site))
     receiver = next((s for s in after if s.entering), None)
     if receiver is None or receiver.entering != one.leaving:
         return None
     return (
-        f"receives {one.entering} and returns {one.leaving}, which {named(receiver.site)} then "
+        f"receives {one.entering} and returns {one.leaving}, which {site_text(receiver.site)} then "
         f"receives",
         f"usually it uses an array or a NumPy number of {one.leaving}, which promotes its result; "
         f"cast that to {one.entering} unless the precision is wanted here",
@@ -142,16 +142,20 @@ def mode(context: RuleContext) -> Iterator[Finding]:
     for one in context.facts.sites:
         if one.running == UNKNOWN or one.order == UNKNOWN:
             continue
-        finding = _stale(context, one) or _alone(context, one) or _evaluated(context, one)
+        finding = (
+            _stale(context, one)
+            or _single_value(context, one)
+            or _updated_in_evaluation(context, one)
+        )
         if finding is not None:
-            found.append((context.at(one.site), finding))
+            found.append((context.order_of(one.site), finding))
     if found:
         yield min(found, key=lambda pair: pair[0])[1]
 
 
-def _runs(context: RuleContext, one: SiteFacts) -> bool:
+def _uses_running_statistics(context: RuleContext, one: SiteFacts) -> bool:
     """Whether a BatchNorm uses its running statistics in the passes with gradients."""
-    passes = [p for p in context.graded if p.figures is not None][-5:]
+    passes = [p for p in context.gradient_passes if p.figures is not None][-5:]
     if not passes:
         return False
     path = f"{one.site}/mean" if one.site else "mean"
@@ -163,9 +167,11 @@ def _runs(context: RuleContext, one: SiteFacts) -> bool:
 
 
 def _stale(context: RuleContext, one: SiteFacts) -> Finding | None:
-    if not _runs(context, one):
+    if not _uses_running_statistics(context, one):
         return None
-    passes = [p for p in context.graded if p.figures is not None and one.site in p.figures.sites]
+    passes = [
+        p for p in context.gradient_passes if p.figures is not None and one.site in p.figures.sites
+    ]
     if not passes or passes[-1].figures is None:
         return None
     figures = passes[-1].figures
@@ -179,19 +185,20 @@ def _stale(context: RuleContext, one: SiteFacts) -> Finding | None:
         return None
     seen = (
         f"and at step {passes[-1].step} they did not fit the data (in the median over "
-        f"{units_in(figures, one.site)}, the mean of the {context.looked_at(one.site, [figures])} "
+        f"{units_text(figures, one.site)}, the mean of the "
+        f"{context.values_text(one.site, [figures])} "
         f"was off by {shifted:.2g} deviations, their deviation by a factor of {scaled:.2g})"
     )
-    first = f"From step {passes[0].step} on, {named(one.site)} (BatchNorm) uses its running"
+    first = f"From step {passes[0].step} on, {site_text(one.site)} (BatchNorm) uses its running"
     found = one, passes[0].step, {"shifted": shifted, "scaled": scaled}
-    if context.trains:
-        return _finding(
+    if context.is_trained:
+        return _mode_finding(
             *found,
             f"{first} statistics while the model is trained, {seen}",
             "they are never updated in this mode; usually model.train() is missing before "
             "training, or use_running_average=True was passed",
         )
-    return _finding(
+    return _mode_finding(
         *found,
         f"{first} statistics, {seen}",
         "fine in an evaluation once the statistics are learnt; call model.train() before training",
@@ -199,25 +206,25 @@ def _stale(context: RuleContext, one: SiteFacts) -> Finding | None:
     )
 
 
-def _alone(context: RuleContext, one: SiteFacts) -> Finding | None:
+def _single_value(context: RuleContext, one: SiteFacts) -> Finding | None:
     if one.running != 0 or one.examples != 1:
         return None
-    return _finding(
+    return _mode_finding(
         one,
         context.first_step,
         {"examples": 1},
-        f"From step {context.first_step} on, {named(one.site)} (BatchNorm) takes the mean and "
+        f"From step {context.first_step} on, {site_text(one.site)} (BatchNorm) takes the mean and "
         f"variance of a single value, so it returns its bias for every input",
         "train it on a larger batch, or use a LayerNorm or GroupNorm; call model.eval() for an "
         "evaluation",
-        "warning" if context.graded else "info",
+        "warning" if context.gradient_passes else "info",
     )
 
 
-def _evaluated(context: RuleContext, one: SiteFacts) -> Finding | None:
+def _updated_in_evaluation(context: RuleContext, one: SiteFacts) -> Finding | None:
     """For statistics that change in passes without gradients, between those of a training loop."""
     path = f"{one.site}/mean" if one.site else "mean"
-    graded = {p.number for p in context.graded}
+    graded = {p.number for p in context.gradient_passes}
     watched = [p for p in context.clean if p.kind == "watch" and p.figures is not None]
     if not any(p.number in graded for p in watched):
         return None
@@ -230,17 +237,17 @@ def _evaluated(context: RuleContext, one: SiteFacts) -> Finding | None:
             moved.append(before.step)
     if len(moved) < 2:
         return None
-    return _finding(
+    return _mode_finding(
         one,
         moved[0],
         {"passes": len(moved)},
-        f"From step {moved[0]} to step {moved[-1]}, {named(one.site)} (BatchNorm) updated its "
+        f"From step {moved[0]} to step {moved[-1]}, {site_text(one.site)} (BatchNorm) updated its "
         f"running statistics in passes without gradients, between those with gradients",
         "usually model.eval() is missing before the evaluation (or model.train() after it)",
     )
 
 
-def _finding(
+def _mode_finding(
     one: SiteFacts,
     step: int,
     evidence: dict[str, float],
@@ -267,7 +274,9 @@ def unused(context: RuleContext) -> Iterator[Finding]:
     if context.is_empty:
         return
     recorded = {s.partition(":")[0] for p in context.passes for s, _ in p.keys}
-    in_loops = {s.partition(":")[0] for p in context.graded if p.kind == "watch" for s, _ in p.keys}
+    in_loops = {
+        s.partition(":")[0] for p in context.gradient_passes if p.kind == "watch" for s, _ in p.keys
+    }
     found: list[tuple[str, bool]] = []
     for one in context.facts.sites:
         parameters = context.parameters_in(one.site)
@@ -278,7 +287,7 @@ def unused(context: RuleContext) -> Iterator[Finding]:
         if any(_moved(context, p.path) for p in parameters):
             continue
         called = one.order != UNKNOWN or any(is_within(site, one.site) for site in recorded)
-        if called and context.graded and _reached(context, one.site):
+        if called and context.gradient_passes and _has_gradient(context, one.site):
             continue  # a watched loss uses values that the traced call does not return
         if one.order == UNKNOWN and any(is_within(site, one.site) for site in in_loops):
             continue  # only the loop calls it: the traced call says nothing about it
@@ -286,9 +295,9 @@ def unused(context: RuleContext) -> Iterator[Finding]:
     if found:
         site, called = found[0]
         size = sum(p.size for p in context.parameters_in(site))
-        others = and_others([named(one) for one, _ in found[1:]], "module")
+        others = others_text([site_text(one) for one, _ in found[1:]], "module")
         how = "is called, but no result depends on it" if called else "is never called"
-        trained = context.graded and not (context.evaluates and not context.trains)
+        trained = context.gradient_passes and not (context.is_evaluated and not context.is_trained)
         yield Finding(
             rule="unused",
             site=site,
@@ -296,8 +305,8 @@ def unused(context: RuleContext) -> Iterator[Finding]:
             severity="warning" if trained else "info",
             evidence={"elements": size, "others": len(found) - 1},
             what=(
-                f"From step {context.first_step} on, {named(site)} {how}{others}; the {size} "
-                f"parameters of {named(site)} do nothing here"
+                f"From step {context.first_step} on, {site_text(site)} {how}{others}; the {size} "
+                f"parameters of {site_text(site)} do nothing here"
             ),
             advice=(
                 "usually a call was forgotten, or a result is overwritten; fine if only another "
@@ -309,11 +318,11 @@ def unused(context: RuleContext) -> Iterator[Finding]:
         )
 
 
-def _reached(context: RuleContext, path: str) -> bool:
+def _has_gradient(context: RuleContext, path: str) -> bool:
     """Whether a gradient ever came back to a module or to anything in it."""
     return any(
         quantity == "gradient" and is_within(site.partition(":")[0], path)
-        for one in context.graded
+        for one in context.gradient_passes
         for site, quantity in one.layout.whole
     )
 
@@ -334,16 +343,16 @@ def sinusoids(context: RuleContext) -> Iterator[Finding]:
     for window in context.windows([p for p in context.clean if p.figures is not None]):
         each = [p.figures for p in window if p.figures is not None]
         parts = {
-            site: context.part_of(each[0], site, "still")
-            for site in context.in_order(each[0].sites)
+            site: context.masked_part(each[0], site, "still")
+            for site in context.sort(each[0].sites)
             if _is_fixed_sinusoid(context, site, each[0])
             and all(_is_still(context, site, f) for f in each)
         }
         if not parts:
             continue
         (site, part), *more = parts.items()
-        others = and_others([f"{other:.0%} of {named(s)}" for s, other in more])
-        examples = examined(each[0].figure(site, "examples"))
+        others = others_text([f"{other:.0%} of {site_text(s)}" for s, other in more])
+        examples = examined_count(each[0].figure(site, "examples"))
         yield Finding(
             rule="constant",
             site=site,
@@ -351,7 +360,7 @@ def sinusoids(context: RuleContext) -> Iterator[Finding]:
             severity="info",
             evidence={"fraction": part, "examples": examples, "others": len(more)},
             what=(
-                f"{context.part_of_units(site, part)} hardly vary over the {examples} examples "
+                f"{context.part_text(site, part)} hardly vary over the {examples} examples "
                 f"that were examined, each by a deviation below {STILL_SHARE:.0%} of the largest "
                 f"one{others}"
             ),
@@ -368,9 +377,11 @@ def _is_still(context: RuleContext, site: str, figures: PassStats) -> bool:
     """Whether most units of one vector per example hardly vary, in a pass whose examples differ."""
     if site not in figures.row_of or figures.varied != 1 or figures.figure(site, "positions") != 1:
         return False
-    many = min(figures.figure(site, "units"), examined(figures.figure(site, "examples"))) >= MANY
+    many = (
+        min(figures.figure(site, "units"), examined_count(figures.figure(site, "examples"))) >= MANY
+    )
     varies = figures.figure(site, "flat") < 1
-    return many and varies and context.part_of(figures, site, "still") >= MOSTLY_STILL
+    return many and varies and context.masked_part(figures, site, "still") >= MOSTLY_STILL
 
 
 def _is_fixed_sinusoid(context: RuleContext, site: str, figures: PassStats) -> bool:
@@ -380,14 +391,14 @@ def _is_fixed_sinusoid(context: RuleContext, site: str, figures: PassStats) -> b
     paths, units = context.paths, figures.figure(site, "units")
     if context.site(site).made_by != "sinusoid" or context.parameters_in(site):
         return False
-    if any(paths.reaches(s, site, held=True) for s in context.held):
+    if any(paths.reaches(s, site, parameters=True) for s in context.parameters_by_site):
         return False
     before = [s for s in context.order if paths.reaches(s, site)]
     return any(one.role == Role.INPUT for s in before for one in paths.feeds(s)) and any(
         context.site(s).affine == 1
         and [one.site for one in paths.feeds(s) if one.role != Role.PARAMETERS] == [site]
         and any(p.axes == 2 and p.size == units * figures.figure(s, "units") for p in held)
-        for s, held in context.held.items()
+        for s, held in context.parameters_by_site.items()
     )  # the sizes show that nothing stands beside it
 
 
@@ -404,7 +415,7 @@ def uncalled(context: RuleContext) -> Iterator[Finding]:
             step=found.step,
             severity="error",
             evidence={"steps": found.steps, "calls": found.calls},
-            what=f"From step {found.step} on, {inside(found.what)}",
+            what=f"From step {found.step} on, {lower_first(found.what)}",
             advice=found.advice,
         )
 
@@ -419,8 +430,8 @@ def metrics(context: RuleContext) -> Iterator[Finding]:
         return
     first = min(one.first for one in found.values())
     said = [
-        f"{name!r} was {_kinds_of(one)} in {one.nan + one.infinite} of {one.points} values, first "
-        f"at step {one.first}"
+        f"{name!r} was {_kinds_text(one)} in {one.nan + one.infinite} of {one.points} values, "
+        f"first at step {one.first}"
         for name, one in sorted(found.items(), key=lambda item: item[1].first)
     ]
     more = f"; and {len(said) - METRICS} more" if len(said) > METRICS else ""
@@ -440,7 +451,7 @@ def metrics(context: RuleContext) -> Iterator[Finding]:
     )
 
 
-def _kinds_of(one: Tally) -> str:
+def _kinds_text(one: Tally) -> str:
     return " or ".join(["NaN"] * bool(one.nan) + ["infinite"] * bool(one.infinite))
 
 

@@ -16,10 +16,16 @@ from typing import Final
 
 import numpy as np
 
-from nnx_inspector.findings.finding import Finding, Severity, counted, quantity_of, were
+from nnx_inspector.findings.finding import (
+    Finding,
+    Severity,
+    counts_text,
+    quantity_text,
+    was_or_were,
+)
 from nnx_inspector.findings.precision.ranges import beyond_float8
 from nnx_inspector.findings.rule_context import RuleContext
-from nnx_inspector.findings.update.state import said_of_state
+from nnx_inspector.findings.update.state import state_text
 from nnx_inspector.recordings.facts import UNKNOWN, ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_of
@@ -53,21 +59,21 @@ def nonfinite(context: RuleContext) -> Iterator[Finding]:
     some = False
     for perturbed in (False, True):
         same = [item for item in context.passes if item.perturbed == perturbed]
-        held = _first_held(context, same)
+        broken = _first_nonfinite_parameters(context, same)
         reaching, discarded = _first_nan(context, same)
         if discarded is not None:
             yield _finding(context, discarded, *_origin(context, discarded, "nan"), discarded=True)
         end = math.inf if reaching is None else reaching.number
-        if held is not None and held.item.number <= end:
-            some, end = True, held.item.number
-            yield from _with_parameters(context, held, reaching)
+        if broken is not None and broken[0].number <= end:
+            some, end = True, broken[0].number
+            yield from _parameter_findings(context, *broken, reaching)
         elif reaching is not None:
             some = True
             yield _finding(context, reaching, *_origin(context, reaching, "nan"))
         graded = _first_graded(context, same)
         if graded is not None and graded.number < end:
             some = True
-            yield _of_gradients(context, graded)
+            yield _gradients_finding(context, graded)
         given: set[tuple[int, str, str]] = set()
         for kind in ("posinf", "neginf"):
             first = next((p for p in same if p.number < end and kind in p.nonfinite), None)
@@ -77,7 +83,7 @@ def nonfinite(context: RuleContext) -> Iterator[Finding]:
                     given.add((first.number, site, quantity))
                     yield _finding(context, first, site, quantity, summary)
     if not some:
-        yield from _after_the_last(context)
+        yield from _after_last_pass(context)
 
 
 # -------------------------------------------------------------------- values
@@ -124,7 +130,7 @@ def _origin(context: RuleContext, item: Pass, kind: str) -> tuple[str, str, Summ
     """
     bad = [
         (s, q, summary)
-        for s, q, summary in sorted(item.items(), key=lambda one: context.at(one[0]))
+        for s, q, summary in sorted(item.items(), key=lambda one: context.order_of(one[0]))
         if layer_of(s) is None and summary.bins[_KINDS[kind][1]]
     ]
     forward = [b for b in bad if b[1] != "gradient"]
@@ -164,16 +170,16 @@ def _finding(
     *,
     discarded: bool = False,
 ) -> Finding:
-    counts, size, seen = _counted(summary)
-    severity, meaning = _meaning(context, item, site, quantity, counts)
+    counts, size, seen = _counts(summary)
+    severity, meaning = _severity_and_advice(context, item, site, quantity, counts)
     if discarded:
         graded = any(q == "gradient" for _, q in item.keys)
         ends = "and all gradients were free of NaN"
         ends = ends if graded else "was free of NaN (no gradient was measured)"
         severity, meaning = "info", f"{meaning}{BUT}what the model returned {ends}, {LEFT_OUT}"
-    ids, where = _ids(context, item, site, quantity), _where(item, site, quantity)
+    ids, where = _ids_out_of_range(context, item, site, quantity), _place_text(item, site, quantity)
     during = ", while a perturbation was on" if item.perturbed else ""
-    before = "" if quantity == "gradient" or ids else _entered(context, item, site, quantity)
+    before = "" if quantity == "gradient" or ids else _input_text(context, item, site, quantity)
     return Finding(
         rule="nonfinite",
         site=site,
@@ -192,7 +198,7 @@ def _finding(
     )
 
 
-def _counted(summary: Summary) -> tuple[dict[str, int], int, str]:
+def _counts(summary: Summary) -> tuple[dict[str, int], int, str]:
     """The counts by kind, the number of values (0 if unknown), and both in words."""
     counts = {kind: int(summary.bins[number]) for kind, (_, number) in _KINDS.items()}
     each = [f"{counts[kind]} {name}" for kind, (name, _) in _KINDS.items() if counts[kind]]
@@ -205,37 +211,37 @@ def _counted(summary: Summary) -> tuple[dict[str, int], int, str]:
     return counts, size, seen + among
 
 
-def _where(item: Pass, site: str, quantity: str) -> str:
-    return quantity_of(site, quantity) + _in_layers(item, site, quantity)
+def _place_text(item: Pass, site: str, quantity: str) -> str:
+    return quantity_text(site, quantity) + _layers_text(item, site, quantity)
 
 
-def _entered(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
+def _input_text(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
     """The input, or the last output before it in the order of the pass, in words: the range if it
     was finite, or how much of it was infinite.
     """
     summary = item.summary(leaf_of(site)[0], "input") if quantity == "output" else None
     what = "its input"
     if summary is None:
-        order = context.at(site)
+        order = context.order_of(site)
         earlier = [
             s
             for s, q in item.keys
-            if q == "output" and layer_of(s) is None and context.at(s) < order
+            if q == "output" and layer_of(s) is None and context.order_of(s) < order
             and not _within(s, site) and not _within(site, s)
         ]  # fmt: skip
-        last = max(earlier, key=context.at, default=None)
+        last = max(earlier, key=context.order_of, default=None)
         summary = None if last is None else item.summary(last, "output")
-        what = f"{quantity_of(last or '', 'output')} before it"
+        what = f"{quantity_text(last or '', 'output')} before it"
     if summary is None or summary.saturated or not summary.size or summary.nan:
         return ""
     if summary.finite != summary.size:
-        return f" ({what} held {_counted(summary)[2]})"
+        return f" ({what} held {_counts(summary)[2]})"
     exact = summary.points.dtype.kind in "iu"  # ids, for example
     low, high = (str(int(x)) if exact else f"{x:.4g}" for x in (summary.min, summary.max))
     return f" ({what} was finite, from {low} to {high})"
 
 
-def _in_layers(item: Pass, site: str, quantity: str) -> str:
+def _layers_text(item: Pass, site: str, quantity: str) -> str:
     """The layers of a stack that have such values, if they were measured separately."""
     found = [layer_of(s) for s, q in item.keys if q == quantity]
     layers = [at[1] for at in found if at is not None and at[0] == site]
@@ -249,7 +255,7 @@ def _in_layers(item: Pass, site: str, quantity: str) -> str:
     return f" (in {len(bad)} of {len(layers)} layers: {named})" if bad else ""
 
 
-def _meaning(
+def _severity_and_advice(
     context: RuleContext, item: Pass, site: str, quantity: str, counts: Mapping[str, int]
 ) -> tuple[Severity, str]:
     cast = beyond_float8(context.site(site).leaving, counts) if quantity == "output" else ""
@@ -272,7 +278,7 @@ def _meaning(
 
 
 def _why_nan(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
-    ids = _ids(context, item, site, quantity)
+    ids = _ids_out_of_range(context, item, site, quantity)
     if ids is not None:
         count = ids["embeddings"]
         range_of = f"for the ids 0 to {count - 1} (-{count} to -1 count from the end)"
@@ -285,12 +291,14 @@ def _why_nan(context: RuleContext, item: Pass, site: str, quantity: str) -> str:
         )
     made = "0/0, Inf - Inf, or the log or root of a negative number"
     weights = "" if context.all_finite(item) else ", or weights that are not finite"
-    if context.at(site) == min((context.at(s) for s, _ in item.keys), default=()):
+    if context.order_of(site) == min((context.order_of(s) for s, _ in item.keys), default=()):
         return f"{USUALLY}NaN in the data, {made}{weights}"
     return f"{USUALLY}{made}{weights}"
 
 
-def _ids(context: RuleContext, item: Pass, site: str, quantity: str) -> dict[str, int] | None:
+def _ids_out_of_range(
+    context: RuleContext, item: Pass, site: str, quantity: str
+) -> dict[str, int] | None:
     """The ids that an embedding received, if one out of range is what made its NaN."""
     count = context.site(site).embeddings
     if count == UNKNOWN or quantity != "output" or item.figures is None:
@@ -312,17 +320,17 @@ def _ids(context: RuleContext, item: Pass, site: str, quantity: str) -> dict[str
 
 def _first_graded(context: RuleContext, same: Sequence[Pass]) -> Pass | None:
     """The first pass in which only gradients of parameters are not finite."""
-    every = (context.whole(item) for item in same if not item.nonfinite)
+    every = (context.with_parameters(item) for item in same if not item.nonfinite)
     return next((one for one in every if any(q != "parameter" for q, _ in one.found)), None)
 
 
-def _of_gradients(context: RuleContext, item: Pass) -> Finding:
+def _gradients_finding(context: RuleContext, item: Pass) -> Finding:
     found: list[ParameterFacts] = []
     for path, quantity, one in item.items():
         if quantity == "parameter_gradient" and one.finite < one.size and not layer_of(path):
             counts = {"nan": one.nan, "infinite": one.posinf + one.neginf, "size": one.size}
             found.append(dataclasses.replace(context.parameter(path), **counts))
-    found.sort(key=lambda one: context.at(one.site))
+    found.sort(key=lambda one: context.order_of(one.site))
     some = any(one.nan for one in found)
     during = ", while a perturbation was on" if item.perturbed else ""
     return Finding(
@@ -337,8 +345,8 @@ def _of_gradients(context: RuleContext, item: Pass) -> Finding:
             **({"perturbed": 1} if item.perturbed else {}),
         },
         what=(
-            f"At step {item.step}{during}, the gradient of {counted(found)} was not finite, while "
-            f"all that was measured at sites was"
+            f"At step {item.step}{during}, the gradient of {counts_text(found)} was not finite, "
+            "while all that was measured at sites was"
         ),
         advice=(
             "usually a derivative by the parameter itself is infinite (sqrt or norm at 0, log of "
@@ -350,39 +358,28 @@ def _of_gradients(context: RuleContext, item: Pass) -> Finding:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Held:
-    """Parameters that are not finite.
-
-    Attributes:
-        item: the first pass that began with them.
-        found: the facts of each, with how many of its elements are NaN and infinite.
+def _first_nonfinite_parameters(
+    context: RuleContext, same: Sequence[Pass]
+) -> tuple[Pass, list[ParameterFacts]] | None:
+    """The first pass that began with a NaN in a parameter, or with an Inf that an update has made,
+    and the facts of such parameters, with how many of their elements are NaN and infinite.
     """
-
-    item: Pass
-    found: tuple[ParameterFacts, ...]
-
-
-def _first_held(context: RuleContext, same: Sequence[Pass]) -> _Held | None:
-    """The first pass with a NaN in a parameter, or with an Inf that an update has made."""
     masks: set[str] = set()
     first = True
     for item in same:
         figures = item.figures
         if figures is None or not figures.parameters:
             continue
-        rows = np.stack(
-            [parameter_stat(figures.parameter_rows, name) for name in NONFINITE_STATS], axis=1
-        )
+        nan, infinite = (parameter_stat(figures.parameter_rows, x) for x in NONFINITE_STATS)
         found: list[ParameterFacts] = []
-        for i in np.flatnonzero((rows > 0).any(axis=1)).tolist():
-            path, (nan, infinite) = figures.parameters[i], rows[i].tolist()
-            masks |= {path} if first and infinite else set()
-            if nan > 0 or path not in masks:
-                counts = {"nan": int(nan), "infinite": int(infinite)}
+        for i in np.flatnonzero((nan > 0) | (infinite > 0)).tolist():
+            path = figures.parameters[i]
+            masks |= {path} if first and infinite[i] else set()
+            if nan[i] > 0 or path not in masks:
+                counts = {"nan": int(nan[i]), "infinite": int(infinite[i])}
                 found.append(dataclasses.replace(context.parameter(path), **counts))
         if found:
-            return _Held(item, tuple(found))
+            return item, found
         first = False
     return None
 
@@ -395,23 +392,25 @@ def _before(
         if one.figures is None or (item is not None and one.number >= item.number):
             continue
         if all(one.figures.parameter(p.path, "nan") == 0 for p in found):
-            return context.whole(one)
+            return context.with_parameters(one)
     return None
 
 
-def _with_parameters(context: RuleContext, held: _Held, reaching: Pass | None) -> Iterator[Finding]:
+def _parameter_findings(
+    context: RuleContext, item: Pass, found: Sequence[ParameterFacts], reaching: Pass | None
+) -> Iterator[Finding]:
     """The finding on parameters that are not finite, and on a NaN of the same pass elsewhere."""
-    item, site, shown = held.item, held.found[0].site, ""
+    site, shown = found[0].site, ""
     if reaching is item:
         at, quantity, summary = _origin(context, item, "nan")
-        read = {p.path for p in context.read_in(at)}
-        if quantity == "input" or read.isdisjoint(p.path for p in held.found):
+        read = {p.path for p in context.arrays_read_in(at)}
+        if quantity == "input" or read.isdisjoint(p.path for p in found):
             yield _finding(context, item, at, quantity, summary)
         else:
             site = at
-            shown = f", and {_where(item, at, quantity)} held {_counted(summary)[2]}"
+            shown = f", and {_place_text(item, at, quantity)} held {_counts(summary)[2]}"
     during = ", while a perturbation was on" if item.perturbed else ""
-    before = _before(context, held.found, item)
+    before = _before(context, found, item)
     yield Finding(
         rule="nonfinite",
         site=site,
@@ -419,14 +418,14 @@ def _with_parameters(context: RuleContext, held: _Held, reaching: Pass | None) -
         severity="error" if shown or before is not None else "warning",
         evidence={
             "pass": item.number,
-            "parameters": len(held.found),
+            "parameters": len(found),
             **({"perturbed": 1} if item.perturbed else {}),
         },
         what=(
             f"{'At the beginning' if item.kind == 'watch' else 'In a pass'} of step {item.step}"
-            f"{during}, {counted(held.found)} {were(held.found)} not finite{shown}"
+            f"{during}, {counts_text(found)} {was_or_were(found)} not finite{shown}"
         ),
-        advice=_made(held.found, before, context.whole(item)),
+        advice=_made(found, before, context.with_parameters(item)),
     )
 
 
@@ -441,7 +440,7 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
     last = max(one.ended for one in found) if item is None else item.step - 1
     whole = all(before.figures.parameter(p.path, "infinite") == 0 for p in found)
     began = "at the beginning" if before.kind == "watch" else "in a pass"
-    began += f" of step {first} {'they' if len(found) > 1 else 'it'} {were(found)} "
+    began += f" of step {first} {'they' if len(found) > 1 else 'it'} {was_or_were(found)} "
     began += "finite" if whole else "free of NaN"
     if before.perturbed:
         began += " (a perturbation was on)"
@@ -464,7 +463,7 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
     if not graded:
         return f"{clean}, so its gradients (none was measured) or its update made it"
     made = f"{clean}, so the update of step {first} made it"
-    if item is not None and (state := said_of_state(item.states, found)):
+    if item is not None and (state := state_text(item.states, found)):
         return made + state
     return (
         f"{made}: usually the optimizer (a division by 0, as with eps=0; an overflow of its state, "
@@ -474,7 +473,7 @@ def _made(found: Sequence[ParameterFacts], before: Pass | None, item: Pass | Non
     )
 
 
-def _after_the_last(context: RuleContext) -> Iterator[Finding]:
+def _after_last_pass(context: RuleContext) -> Iterator[Finding]:
     """Parameters that the last update of a loop has left not finite: no pass began with them."""
     last = next((p for p in reversed(context.passes) if p.figures is not None), None)
     figures = None if last is None else last.figures
@@ -494,8 +493,8 @@ def _after_the_last(context: RuleContext) -> Iterator[Finding]:
             severity="error",
             evidence={"pass": last.number if last else -1, "parameters": len(found), "ended": 1},
             what=(
-                f"After step {step}, the last of its loop, {counted(found)} {were(found)} not "
-                f"finite"
+                f"After step {step}, the last of its loop, {counts_text(found)} "
+                f"{was_or_were(found)} not finite"
             ),
             advice=_made(found, _before(context, found, None), None),
         )

@@ -13,7 +13,7 @@ from typing import Final
 
 import numpy as np
 
-from nnx_inspector.findings.finding import Finding, named
+from nnx_inspector.findings.finding import Finding, site_text
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.stats.bins import FINITE_BINS
@@ -57,7 +57,7 @@ def padding(context: RuleContext) -> Iterator[Finding]:
             evidence={"fraction": ids.part, "positions": ids.positions},
             what=(
                 f"At step {ids.step} {which} filled {ids.part:.0%} of the {ids.positions:.0f} "
-                f"positions that {named(one.site)} received"
+                f"positions that {site_text(one.site)} received"
             ),
             advice=(
                 "usually padding, which most figures then describe; leave it out of them: pass "

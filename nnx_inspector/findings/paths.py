@@ -17,7 +17,7 @@ from nnx_inspector.recordings.tree_rows import layer_key, layer_of
 Node = tuple[int, int]
 """A value: the number of a flow, and its own in it."""
 
-_STRAIGHT, _ON, _BACK = 1, 2, 4
+_SAME_ROW, _LATER, _EARLIER = 1, 2, 4
 """How a path passes the outermost loop: within an iteration, to a later row, to an earlier one."""
 
 
@@ -52,45 +52,47 @@ class Paths:
             for a, b, how in edges:
                 self._after.setdefault((number, a), []).append(((number, b), how))
                 self._before.setdefault((number, b), []).append(((number, a), how))
-        self._from = functools.cache(self._reached)
+        self._from = functools.cache(self._reachable)
 
     def knows(self, site: str) -> bool:
         """Whether a traced program calls a site."""
-        return (_parts(site)[0], Role.OUTPUT) in self._nodes
+        return (_site_and_row(site)[0], Role.OUTPUT) in self._nodes
 
-    def reaches(self, one: str, other: str, *, values: bool = False, held: bool = False) -> bool:
+    def reaches(
+        self, one: str, other: str, *, values: bool = False, parameters: bool = False
+    ) -> bool:
         """Whether what a site returns enters what another returns, or the two are one site.
 
         Args:
             one: the key of the first site.
             other: the key of the second.
             values: only where values enter: a choice that depends on a value does not carry it.
-            held: whether it is the parameters of the first site's module that enter.
+            parameters: whether it is the parameters of the first site's module that enter.
         """
-        (base, row), (end, last) = _parts(one), _parts(other)
+        (base, row), (end, last) = _site_and_row(one), _site_and_row(other)
         if base == end and row == last:
             return True
-        starts = self._of(base, Role.PARAMETERS) if held else []
-        starts = starts or self._of(base, Role.OUTPUT)
+        starts = self._nodes_of(base, Role.PARAMETERS) if parameters else []
+        starts = starts or self._nodes_of(base, Role.OUTPUT)
         found = self._from(tuple(starts), values)
-        ends = self._of(end, Role.OUTPUT)
+        ends = self._nodes_of(end, Role.OUTPUT)
         if base == end and None in (row, last):  # a stack and one of its layers
             return bool(starts)
         return any(
-            self._fits(start, at, found[start, at], row, last)
+            self._reaches_row(start, at, found[start, at], row, last)
             for start in starts
             for at in ends
             if (start, at) in found
         )
 
-    def meet(self, one: str, other: str, *, held: bool = False) -> bool:
+    def meet(self, one: str, other: str, *, parameters: bool = False) -> bool:
         """Whether what two sites return enters a value that both enter, or one enters the other.
 
-        `held` is as for `reaches`.
+        `parameters` is as for `reaches`.
         """
-        starts = self._of(_parts(one)[0], Role.PARAMETERS) if held else []
-        starts = starts or self._of(_parts(one)[0], Role.OUTPUT)
-        others = self._of(_parts(other)[0], Role.OUTPUT)
+        starts = self._nodes_of(_site_and_row(one)[0], Role.PARAMETERS) if parameters else []
+        starts = starts or self._nodes_of(_site_and_row(one)[0], Role.OUTPUT)
+        others = self._nodes_of(_site_and_row(other)[0], Role.OUTPUT)
         if one == other:
             return True
         first, second = (
@@ -101,9 +103,9 @@ class Paths:
 
     def feeds(self, site: str) -> list[Feed]:
         """What the output of a site is computed from, itself left out."""
-        base, row = _parts(site)
+        base, row = _site_and_row(site)
         out: dict[Feed, None] = {}
-        for node in self._of(base, Role.OUTPUT):
+        for node in self._nodes_of(base, Role.OUTPUT):
             for before, how in self._before.get(node, ()):
                 at = self._row_before(node, before, how, row)
                 key, role = self._site(before), self._role(before)
@@ -116,13 +118,13 @@ class Paths:
 
     def decides(self, site: str) -> bool:
         """Whether all that a site returns are decisions (an argmax, a mask)."""
-        nodes = self._of(_parts(site)[0], Role.OUTPUT)
+        nodes = self._nodes_of(_site_and_row(site)[0], Role.OUTPUT)
         into = [how for node in nodes for _, how in self._before.get(node, ())]
         return bool(into) and all(how & CHOICE for how in into)
 
     def calls(self, site: str) -> int:
         """How many arrays a site returns in a traced program at most, twice as many in a loop."""
-        nodes = self._of(_parts(site)[0], Role.OUTPUT)
+        nodes = self._nodes_of(_site_and_row(site)[0], Role.OUTPUT)
         each = [[n for n in nodes if n[0] == i] for i in range(len(self._sites))]
         return max(
             (len(found) * (1 + any(self._loop(n) >= 0 for n in found)) for found in each), default=0
@@ -130,7 +132,7 @@ class Paths:
 
     # ------------------------------------------------------------------- the graph
 
-    def _of(self, site: str, role: Role) -> list[Node]:
+    def _nodes_of(self, site: str, role: Role) -> list[Node]:
         """The values of a site; of a module that is only called by its methods, of them all."""
         found = self._nodes.get((site, role), [])
         if found or role != Role.OUTPUT:
@@ -142,11 +144,11 @@ class Paths:
             for n in ns
         ]
 
-    def _reached(self, starts: tuple[Node, ...], values: bool) -> dict[tuple[Node, Node], int]:
+    def _reachable(self, starts: tuple[Node, ...], values: bool) -> dict[tuple[Node, Node], int]:
         """(start, end) -> in which ways the one reaches the other, for all ends."""
         out: dict[tuple[Node, Node], int] = {}
         for start in starts:
-            waiting = [(start, _STRAIGHT)]
+            waiting = [(start, _SAME_ROW)]
             while waiting:
                 node, way = waiting.pop()
                 for after, how in self._after.get(node, ()):
@@ -154,19 +156,21 @@ class Paths:
                         continue
                     turned = way
                     if how & CARRIED and self._loop(node) == self._loop(after):
-                        turned = _BACK if how & BACKWARDS else _ON
+                        turned = _EARLIER if how & BACKWARDS else _LATER
                     if not out.get((start, after), 0) & turned:
                         out[start, after] = out.get((start, after), 0) | turned
                         waiting.append((after, turned))
         return out
 
-    def _fits(self, start: Node, end: Node, ways: int, row: int | None, last: int | None) -> bool:
+    def _reaches_row(
+        self, start: Node, end: Node, ways: int, row: int | None, last: int | None
+    ) -> bool:
         """Whether a row of a stack reaches a row of the same stack, or of another."""
         if row is None or last is None or self._loop(start) != self._loop(end):
             return True
         if row == last:
-            return bool(ways & _STRAIGHT)
-        return bool(ways & (_ON if row < last else _BACK))
+            return bool(ways & _SAME_ROW)
+        return bool(ways & (_LATER if row < last else _EARLIER))
 
     def _row_before(self, node: Node, before: Node, how: int, row: int | None) -> Any:
         """The row that a value comes from: a number, None for no stack, `_NEVER`."""
@@ -195,7 +199,7 @@ class Paths:
 _NEVER = object()
 
 
-def _parts(key: str) -> tuple[str, int | None]:
+def _site_and_row(key: str) -> tuple[str, int | None]:
     return layer_of(key) or (key, None)
 
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.findings.finding import named
+from nnx_inspector.findings.finding import site_text
 from nnx_inspector.findings.paths import Paths
 from nnx_inspector.recordings.curves import Tally
 from nnx_inspector.recordings.facts import UNKNOWN, Facts, ParameterFacts, PassStats, SiteFacts
@@ -23,10 +23,10 @@ from nnx_inspector.recordings.tree_rows import layer_key, layer_of, leaf_of
 from nnx_inspector.stats.samples.parameter_stats import NONFINITE_STATS, parameter_stat
 from nnx_inspector.stats.samples.unit_stats import EXAMPLES, unpack_mask
 
-LAST: Final = 5
+LAST_PASSES: Final = 5
 """How many of the last passes are examined for what must hold in all of them."""
 
-FEW: Final = 3
+FEW_PASSES: Final = 3
 """How many are examined for what a single pass nearly proves."""
 
 
@@ -85,7 +85,7 @@ class RuleContext:
         return self.passes[0].step if self.passes else 0
 
     @functools.cached_property
-    def held(self) -> dict[str, list[ParameterFacts]]:
+    def parameters_by_site(self) -> dict[str, list[ParameterFacts]]:
         """Site -> the parameters that its module holds itself."""
         out: dict[str, list[ParameterFacts]] = {}
         for one in self.facts.parameters:
@@ -101,8 +101,8 @@ class RuleContext:
 
     @functools.cached_property
     def weights(self) -> list[ParameterFacts]:
-        """All that `held` has."""
-        return [p for held in self.held.values() for p in held]
+        """All that `parameters_by_site` has."""
+        return [p for held in self.parameters_by_site.values() for p in held]
 
     def parameter(self, path: str) -> ParameterFacts:
         """The facts about a parameter."""
@@ -113,7 +113,7 @@ class RuleContext:
         """The parameters that a site's module holds itself."""
         key, _ = leaf_of(key)
         layer = layer_of(key)
-        return self.held.get(layer[0] if layer else key.partition(":")[0], [])
+        return self.parameters_by_site.get(layer[0] if layer else key.partition(":")[0], [])
 
     def parameters_in(self, key: str) -> list[ParameterFacts]:
         """The parameters of a site's module and of the modules in it."""
@@ -125,13 +125,13 @@ class RuleContext:
     def _held_within(self) -> dict[str, list[ParameterFacts]]:
         """Path of a module -> what it and the modules in it hold."""
         out: dict[str, list[ParameterFacts]] = {}
-        for site, held in self.held.items():
+        for site, held in self.parameters_by_site.items():
             around = (site[:end] for end, letter in enumerate(site) if letter == "/")
             for path in dict.fromkeys(("", *around, site)):
                 out.setdefault(path, []).extend(held)
         return out
 
-    def read_in(self, key: str) -> list[ParameterFacts]:
+    def arrays_read_in(self, key: str) -> list[ParameterFacts]:
         """What a site's module and the modules in it compute with: their parameters, and the
         running statistics of a norm that uses these in place of the batch's.
         """
@@ -172,15 +172,15 @@ class RuleContext:
                 out[key] = (first[depth[layer[0]]], layer[1], own)
         return out
 
-    def at(self, key: str) -> tuple[int, int, int]:
+    def order_of(self, key: str) -> tuple[int, int, int]:
         """The place of a site in the order of returning."""
         return self.order.get(key, (self.site(key).order, 0, 0))
 
-    def in_order(self, sites: Iterable[str]) -> list[str]:
+    def sort(self, sites: Iterable[str]) -> list[str]:
         """Sites in the order of returning; a stack whose layers are known is replaced by them."""
         keys = list(dict.fromkeys(sites))
         stacks = {layer[0] for key in keys if (layer := layer_of(key)) is not None}
-        return sorted((key for key in keys if key not in stacks), key=self.at)
+        return sorted((key for key in keys if key not in stacks), key=self.order_of)
 
     def comes_before(self, one: str, other: str) -> bool:
         """Whether a site's values enter another's; where the flow is unknown, whether it returns
@@ -188,33 +188,33 @@ class RuleContext:
         """
         if self.paths.knows(one) and self.paths.knows(other):
             return self.paths.reaches(one, other)
-        return self.at(one) <= self.at(other)
+        return self.order_of(one) <= self.order_of(other)
 
     @functools.cached_property
     def last_with_parameters(self) -> str | None:
         """The head: the last site to return whose module holds parameters itself."""
-        called = [s for s in self.held if self.site(s).order != UNKNOWN]
+        called = [s for s in self.parameters_by_site if self.site(s).order != UNKNOWN]
         return max(called, key=lambda s: self.site(s).order) if called else None
 
     # ---------------------------------------------------------------- the mode
 
     @functools.cached_property
-    def trains(self) -> bool:
+    def is_trained(self) -> bool:
         """Whether the model was trained: a loop with gradients that changed its parameters.
 
         A pass of the inspector itself (`step`) has gradients but changes nothing.
         """
         same = [
             x
-            for p in self.graded
+            for p in self.gradient_passes
             if p.figures is not None
             for one in self.weights
             if not math.isnan(x := p.figures.parameter(one.path, "same"))
         ]
-        return 0 in same if same else any(p.kind == "watch" for p in self.graded)
+        return 0 in same if same else any(p.kind == "watch" for p in self.gradient_passes)
 
     @functools.cached_property
-    def evaluates(self) -> bool:
+    def is_evaluated(self) -> bool:
         """Whether all modules with a training and an evaluation mode are set to evaluation."""
         modes = {one.running for one in self.facts.sites}
         modes |= {one.deterministic for one in self.facts.sites if one.rate > 0}
@@ -224,60 +224,59 @@ class RuleContext:
 
     def with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
         """The last clean passes with figures of a site, oldest first."""
-        return self._all_with_figures(site)[-LAST:]
+        return self._all_with_figures(site)[-LAST_PASSES:]
 
     def _all_with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
         return [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.row_of]
 
     @functools.cached_property
-    def measured(self) -> list[str]:
+    def measured_sites(self) -> list[str]:
         """The sites with figures, in order."""
-        keys = {s: None for p in self.clean[-LAST:] if p.figures for s in p.figures.sites}
-        return self.in_order(keys)
+        keys = {s: None for p in self.clean[-LAST_PASSES:] if p.figures for s in p.figures.sites}
+        return self.sort(keys)
 
     @functools.cached_property
     def entrances(self) -> list[str]:
         """The sites with figures that no other site feeds, in order."""
-        return [site for site in self.measured if not self.paths.feeds(site)]
+        return [site for site in self.measured_sites if not self.paths.feeds(site)]
 
     def windows(self, passes: Sequence[Pass]) -> list[list[Pass]]:
         """The first pass, and the last few: training may fix what a model began with."""
         passes = list(passes)
-        return [w for w in (passes[:1], passes[-FEW:]) if w]
+        return [w for w in (passes[:1], passes[-FEW_PASSES:]) if w]
 
     @functools.cached_property
-    def graded(self) -> list[Pass]:
+    def gradient_passes(self) -> list[Pass]:
         """The clean passes with any gradient."""
         return [p for p in self.clean if any(q == "gradient" for _, q in p.keys)]
 
-    def masked(self, site: str, mask: str) -> npt.NDArray[np.bool_]:
+    def mask_in_all(self, site: str, mask: str) -> npt.NDArray[np.bool_]:
         """Which of the examined units have this mask set in all of the last passes."""
         found = self.with_figures(site)
         units = min(int(f.figure(site, "looked")) for _, f in found)
         each = [unpack_mask(f.masks[f.row_of[site]], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
 
-    def part_of(self, figures: PassStats, site: str, mask: str) -> float:
+    def masked_part(self, figures: PassStats, site: str, mask: str) -> float:
         """The fraction of the examined units that have this mask set in one pass."""
         units = int(figures.figure(site, "looked"))
         return float(unpack_mask(figures.masks[figures.row_of[site]], mask)[:units].mean())
 
-    def part_of_units(self, site: str, part: float) -> str:
+    def part_text(self, site: str, part: float) -> str:
         """`"50% of the 64 units of 'a'"`; if not all were examined, it counts those that were."""
-        return (
-            f"{part:.0%} of the {units_in(self.with_figures(site)[-1][1], site)} of {named(site)}"
-        )
+        units = units_text(self.with_figures(site)[-1][1], site)
+        return f"{part:.0%} of the {units} of {site_text(site)}"
 
-    def looked_at(self, site: str, passes: Sequence[PassStats] = ()) -> str:
+    def values_text(self, site: str, passes: Sequence[PassStats] = ()) -> str:
         """How many values of each unit these passes, or all, examine: `"64 values examined"`."""
         each = {
-            examined(f.figure(site, "examples")) * int(f.figure(site, "positions"))
+            examined_count(f.figure(site, "examples")) * int(f.figure(site, "positions"))
             for f in passes or [f for _, f in self.with_figures(site)]
         }
         often = " in each call" if self.paths.calls(site) > 1 else ""
         return " to ".join(map(str, sorted({min(each), max(each)}))) + " values examined" + often
 
-    def samples(self, site: str) -> int:
+    def sample_count(self, site: str) -> int:
         """The most values of a unit examined in one pass, not over passes: batches may repeat."""
         each = [
             (f.figure(site, "examples") if f.varied else 1) * f.figure(site, "positions")
@@ -285,17 +284,17 @@ class RuleContext:
         ]
         return int(max(each))
 
-    def since(self, site: str, mask: str, part: float) -> int:
+    def first_step_masked(self, site: str, mask: str, part: float) -> int:
         """The first step from which on this fraction of the units is masked in every pass."""
         found = self._all_with_figures(site)
         step = found[-1][0].step
         for one, figures in reversed(found):
-            if self.part_of(figures, site, mask) < part:
+            if self.masked_part(figures, site, mask) < part:
                 break
             step = one.step
         return step
 
-    def is_all_zero(
+    def has_zero_weights(
         self, site: str, figures: PassStats, *, of: Callable[..., bool] = all, own: bool = True
     ) -> bool:
         """Whether all (or any) weights that a site's module multiplies by are zeros in a pass.
@@ -307,7 +306,7 @@ class RuleContext:
         norms = [figures.parameter(p.path, "norm") for p in held if p.axes == most or not own]
         return bool(norms) and of(norm == 0 for norm in norms)
 
-    def differentiated(self, figures: PassStats) -> list[ParameterFacts]:
+    def differentiated_parameters(self, figures: PassStats) -> list[ParameterFacts]:
         """The parameters with respect to which a pass is differentiated."""
         return [p for p in self.weights if figures.parameter(p.path, "differentiated") == 1]
 
@@ -317,12 +316,12 @@ class RuleContext:
         return any(f.parameter(path, "same") == 0 and f.parameter(path, "decay") != 1 for f in each)
 
     @functools.cached_property
-    def any_moved(self) -> bool:
+    def any_changed(self) -> bool:
         """Whether a parameter has changed between two passes with gradients."""
-        figures = [p.figures for p in self.graded if p.figures is not None]
+        figures = [p.figures for p in self.gradient_passes if p.figures is not None]
         return any(f.parameter(p.path, "same") == 0 for f in figures for p in self.weights)
 
-    def whole(self, one: Pass) -> Pass:
+    def with_parameters(self, one: Pass) -> Pass:
         """A pass with what was measured of parameters."""
         return self._whole[one.number]
 
@@ -334,11 +333,11 @@ class RuleContext:
         rows = one.figures.parameter_rows
         return all((parameter_stat(rows, name) == 0).all() for name in NONFINITE_STATS)
 
-    def ran(self, passes: Sequence[Pass], site: str) -> bool:
+    def any_values(self, passes: Sequence[Pass], site: str) -> bool:
         """Whether a pass has values of a site; if it is a branch, none may have chosen it."""
         return any(one.has_values(site) for one in passes)
 
-    def gradients(self, one: Pass) -> dict[str, float]:
+    def gradient_norms(self, one: Pass) -> dict[str, float]:
         """Site -> L2 norm of its output's gradient, if finite and not 0, in order of returning.
 
         Of a call that returns several arrays, the norm of all of them together.
@@ -348,7 +347,7 @@ class RuleContext:
             for key, norm in one.norms("gradient").items():
                 site, _ = leaf_of(key)
                 norms[site] = math.hypot(norms.get(site, 0.0), norm)
-            order = [s for s in self.in_order(norms) if math.isfinite(norms[s]) and norms[s] > 0]
+            order = [s for s in self.sort(norms) if math.isfinite(norms[s]) and norms[s] > 0]
             self._gradients[one.number] = {site: norms[site] for site in order}
         return self._gradients[one.number]
 
@@ -359,13 +358,13 @@ def _size_of(one: Pass, outputs: Sequence[str]) -> int:
     return sum(2**32 if summary.saturated else summary.size for summary in found)
 
 
-def units_in(figures: PassStats, site: str) -> str:
+def units_text(figures: PassStats, site: str) -> str:
     """`"64 units"`, or `"64 examined units (of 128)"`."""
     units, looked = (int(figures.figure(site, name)) for name in ("units", "looked"))
     return f"{units} units" if looked == units else f"{looked} examined units (of {units})"
 
 
-def examined(count: float) -> int:
+def examined_count(count: float) -> int:
     """How many of these examples are examined."""
     return math.ceil(count / math.ceil(count / EXAMPLES))
 

@@ -16,7 +16,7 @@ from flax import nnx
 
 from nnx_inspector._compat.configuration import forbids_nan
 from nnx_inspector.errors import InspectorError, warn
-from nnx_inspector.findings.finding import Findings, cell
+from nnx_inspector.findings.finding import Findings, markdown_cell
 from nnx_inspector.gc_pause import gc_paused
 from nnx_inspector.hooks.sites import Only, Selection
 from nnx_inspector.inspector.commands import Commands
@@ -779,7 +779,7 @@ class Inspector(RecordingView):
         each = [f"{one.perturbation} at {one.site!r}" for one in self.perturbations if one.enabled]
         return {
             "title": f"Report of {type(self.model).__name__}",
-            "about": [f"perturbed now: {cell(one)}" for one in each],
+            "about": [f"perturbed now: {markdown_cell(one)}" for one in each],
             "tables": {"Compiled functions": compilations_table(self.compilations)},
         }
 

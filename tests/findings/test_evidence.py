@@ -15,7 +15,7 @@ import pytest
 from call_counts import count_calls
 from made_up import chain, of
 
-from nnx_inspector.findings.evidence import BEYOND, gain_by_luck, tail
+from nnx_inspector.findings.evidence import BEYOND, binomial_tail, gain_by_chance
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.facts import Facts, ParameterFacts, PassStats, SiteFacts
 from nnx_inspector.recordings.recording import Recording
@@ -184,8 +184,8 @@ def test_a_gradient_that_vanishes_in_narrow_layers_is_named() -> None:
 
 def test_the_chance_of_some_units_is_that_of_all_ways_to_choose_them() -> None:
     ways = list(itertools.product((0, 1), repeat=6))
-    assert tail(4, 6, 0.5) == sum(sum(way) >= 4 for way in ways) / len(ways)
-    assert (tail(0, 6, 0.3), tail(7, 6, 0.3)) == (pytest.approx(1), 0)
+    assert binomial_tail(4, 6, 0.5) == sum(sum(way) >= 4 for way in ways) / len(ways)
+    assert (binomial_tail(0, 6, 0.3), binomial_tail(7, 6, 0.3)) == (pytest.approx(1), 0)
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 8, 32])
@@ -196,7 +196,7 @@ def test_random_layers_rarely_change_a_signal_by_more_than_luck(width: int) -> N
     for _ in range(depth):
         v = rng.normal(size=(times, width, width)) @ v / np.sqrt(width)
     gains = np.abs(np.log(np.linalg.norm(v, axis=1)))
-    beyond = (gains > np.log(gain_by_luck([width] * depth))).mean()
+    beyond = (gains > np.log(gain_by_chance([width] * depth))).mean()
     assert beyond <= 0.002
     assert BEYOND > 3
 
@@ -231,5 +231,5 @@ def test_passes_with_the_same_names_share_the_numbers_of_their_rows() -> None:
 
 
 def test_luck_has_a_number_for_any_depth() -> None:
-    assert 0 < 1 / gain_by_luck([1.0] * 5000) < 1e-200
+    assert 0 < 1 / gain_by_chance([1.0] * 5000) < 1e-200
     assert [str(one) for one in diagnose(in_a_chain(700, 1))] == []

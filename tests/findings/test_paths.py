@@ -122,8 +122,8 @@ def test_a_choice_is_no_value() -> None:
 
 def test_parameters_of_a_module_around_the_layers_have_paths_of_their_own() -> None:
     paths = paths_of(Net(lambda m, x: m.b(m.a(x) * m.scale)))
-    assert paths.reaches("", "b", held=True)
-    assert not paths.reaches("", "a", held=True)
+    assert paths.reaches("", "b", parameters=True)
+    assert not paths.reaches("", "a", parameters=True)
     assert {f.site for f in paths.feeds("b") if f.role == Role.PARAMETERS} == {""}
 
 

@@ -58,7 +58,7 @@ WITHOUT_JAX = {
         "model",
         "nonfinite",
         "paths",
-        "lost",
+        "rounding",
         "ranges",
         "updates",
         "rate",

@@ -10,9 +10,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from nnx_inspector.findings.choices.heads import Rows, last_rows, since
-from nnx_inspector.findings.finding import Finding, named
-from nnx_inspector.findings.rule_context import FEW, RuleContext
+from nnx_inspector.findings.choices.heads import Rows, first_step, last_rows
+from nnx_inspector.findings.finding import Finding, site_text
+from nnx_inspector.findings.rule_context import FEW_PASSES, RuleContext
 from nnx_inspector.stats.choices.rows import choice_stat, is_expert
 
 TOKENS: Final = 32
@@ -38,7 +38,7 @@ class _Router(NamedTuple):
 def _routers(context: RuleContext) -> Iterator[_Router]:
     """The routers with enough passes and tokens."""
     for site, passes in last_rows(context).items():
-        if not is_expert(site) or len(passes) < FEW:
+        if not is_expert(site) or len(passes) < FEW_PASSES:
             continue
         loads = np.array([choice_stat(rows, "load") for _, rows in passes], np.float64)
         tokens = np.array([choice_stat(rows, "keys").max() for _, rows in passes])
@@ -59,7 +59,7 @@ def dead_experts(context: RuleContext) -> Iterator[Finding]:
         yield Finding(
             rule="dead-experts",
             site=module,
-            step=since(context, site, lambda r, d=dead: not choice_stat(r, "load")[d].any()),
+            step=first_step(context, site, lambda r, d=dead: not choice_stat(r, "load")[d].any()),
             severity="warning",
             evidence={
                 "dead": len(dead),
@@ -69,7 +69,7 @@ def dead_experts(context: RuleContext) -> Iterator[Finding]:
                 "passes": passes,
             },
             what=(
-                f"nothing reaches {which} of the {count} of {named(module)}, because the gate "
+                f"nothing reaches {which} of the {count} of {site_text(module)}, because the gate "
                 f"never chooses {'it' if one else 'them'}: none of the {tokens[-1]:.0f} tokens in "
                 f"each of the last {passes} passes; expert {most} gets {share:.0%}"
             ),
@@ -108,11 +108,11 @@ def uneven_experts(context: RuleContext) -> Iterator[Finding]:
         yield Finding(
             rule="uneven-experts",
             site=module,
-            step=since(context, site, lambda r, o=over, u=under: _is_uneven(r, o, u)),
+            step=first_step(context, site, lambda r, o=over, u=under: _is_uneven(r, o, u)),
             severity="warning",
             evidence=evidence,
             what=(
-                f"the gate of {named(module)} sends tokens unevenly to its {count} experts: "
+                f"the gate of {site_text(module)} sends tokens unevenly to its {count} experts: "
                 f"{' and '.join(said)}, in each of the last {passes} passes"
             ),
             advice=(

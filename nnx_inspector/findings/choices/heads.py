@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from nnx_inspector.findings.finding import Finding, and_others, named
-from nnx_inspector.findings.rule_context import FEW, LAST, RuleContext
+from nnx_inspector.findings.finding import Finding, others_text, site_text
+from nnx_inspector.findings.rule_context import FEW_PASSES, LAST_PASSES, RuleContext
 from nnx_inspector.stats.choices.rows import choice_stat, is_expert
 
 SHARP: Final = 0.05
@@ -43,7 +43,7 @@ Rows = npt.NDArray[Any]
 def attention_logits(context: RuleContext) -> Iterator[Finding]:
     """Logits so large that the softmax is one-hot, or that their dtype cannot tell apart."""
     found: list[tuple[float, str, int, float]] = []
-    for site, passes in _sites(context).items():
+    for site, passes in _attentions(context).items():
         dtype = context.site(_call_of(site)).leaving
         most = LARGE_IF_LOW if dtype in ("bfloat16", "float16") else LARGE
         largest = [np.nanmax(choice_stat(rows, "logit"), initial=-np.inf) for _, rows in passes]
@@ -53,17 +53,17 @@ def attention_logits(context: RuleContext) -> Iterator[Finding]:
     if not found:
         return
     logit, site, head, most = max(found)
-    passes = _sites(context)[site]
+    passes = _attentions(context)[site]
     yield Finding(
         rule="attention",
         site=_call_of(site),
-        step=since(context, site, lambda r: np.nanmax(choice_stat(r, "logit")) >= most),
+        step=first_step(context, site, lambda r: np.nanmax(choice_stat(r, "logit")) >= most),
         severity="warning",
         evidence={"logit": logit, "head": head, "passes": len(passes), "others": len(found) - 1},
         what=(
-            f"the logits of {named(_call_of(site))} reach {logit:.4g} (head {head}), in each of "
-            f"the last {len(passes)} passes"
-            + and_others([named(_call_of(one[1])) for one in found if one[1] != site])
+            f"the logits of {site_text(_call_of(site))} reach {logit:.4g} (head {head}), in each "
+            f"of the last {len(passes)} passes"
+            + others_text([site_text(_call_of(one[1])) for one in found if one[1] != site])
         ),
         advice=(
             "the softmax is then one-hot and its gradient 0, and bfloat16 rounds such logits to "
@@ -77,12 +77,12 @@ def attention_collapse(context: RuleContext) -> Iterator[Finding]:
     """Nearly all heads look at one key each, with large logits."""
     every, sharp, step, worst = 0, 0, 0, ("", np.inf, -np.inf)
     seen = 0
-    for site, passes in _sites(context).items():
+    for site, passes in _attentions(context).items():
         each = [_is_sharp(rows) for _, rows in passes]
         always = np.logical_and.reduce(each)
         every, sharp = every + len(always), sharp + int(always.sum())
         if always.any():
-            step = max(step, since(context, site, lambda r: bool(_is_sharp(r).any())))
+            step = max(step, first_step(context, site, lambda r: bool(_is_sharp(r).any())))
             last = passes[-1][1]
             mean = float(choice_stat(last, "evenness")[always].mean())
             largest = float(choice_stat(last, "logit")[always].max())
@@ -97,7 +97,8 @@ def attention_collapse(context: RuleContext) -> Iterator[Finding]:
         severity="warning",
         evidence={"heads": every, "sharp": sharp, "evenness": mean, "logit": logit, "passes": seen},
         what=(
-            f"{sharp} of the {every} heads look at one key each: at {named(_call_of(site))} the "
+            f"{sharp} of the {every} heads look at one key each: at {site_text(_call_of(site))} "
+            "the "
             f"entropy is {mean:.2%} of the most that it can be, with logits up to {logit:.4g}, in "
             f"each of the last {seen} passes"
         ),
@@ -111,14 +112,14 @@ def attention_collapse(context: RuleContext) -> Iterator[Finding]:
 def attention_sink(context: RuleContext) -> Iterator[Finding]:
     """Most heads look at the first token; in a trained language model this is usual."""
     every, sinks, share, first, seen, step = 0, 0, 0.0, "", 0, 0
-    for site, passes in _sites(context).items():
+    for site, passes in _attentions(context).items():
         each = [choice_stat(rows, "first") for _, rows in passes]
         always = np.logical_and.reduce([(x >= SINK) for x in each])
         even = np.logical_and.reduce([~_is_sharp(rows) for _, rows in passes])
         every, sinks = every + len(always), sinks + int((always & even).sum())
         if always.any():
             mean = float(each[-1][always].mean())
-            step = max(step, since(context, site, _has_sink))
+            step = max(step, first_step(context, site, _has_sink))
             if mean > share:
                 share, first, seen = mean, site, len(passes)
     if every < 2 or sinks < MOST * every:
@@ -131,7 +132,7 @@ def attention_sink(context: RuleContext) -> Iterator[Finding]:
         evidence={"heads": every, "sinks": sinks, "first": share, "passes": seen},
         what=(
             f"{sinks} of the {every} heads give most of their attention to the first token: at "
-            f"{named(_call_of(first))} {share:.0%} of it, in each of the last {seen} passes"
+            f"{site_text(_call_of(first))} {share:.0%} of it, in each of the last {seen} passes"
         ),
         advice=(
             "usual in a trained language model, whose heads rest there when they have nothing to "
@@ -155,7 +156,7 @@ def _is_sharp(rows: Rows) -> npt.NDArray[np.bool_]:
     return (choice_stat(rows, "evenness") <= SHARP) & (logits >= HELD)
 
 
-def _sites(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
+def _attentions(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
     """Site of an attention -> the step and the rows of each of the last passes, if there are
     enough and queries have enough keys; of a stack, its layers.
     """
@@ -163,7 +164,7 @@ def _sites(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
         site: passes
         for site, passes in last_rows(context).items()
         if not is_expert(site)
-        and len(passes) >= FEW
+        and len(passes) >= FEW_PASSES
         and all(np.nanmax(choice_stat(r, "keys"), initial=0) >= KEYS for _, r in passes)
     }
 
@@ -175,10 +176,10 @@ def last_rows(context: RuleContext) -> dict[str, list[tuple[int, Rows]]]:
         for site, rows in (one.figures.of_choices if one.figures else {}).items():
             out.setdefault(site, []).append((one.step, rows))
     layers = {f"{site.partition('[')[0]}@{site.rpartition('@')[2]}" for site in out if "[" in site}
-    return {site: passes[-LAST:] for site, passes in out.items() if site not in layers}
+    return {site: passes[-LAST_PASSES:] for site, passes in out.items() if site not in layers}
 
 
-def since(context: RuleContext, site: str, holds: Any) -> int:
+def first_step(context: RuleContext, site: str, holds: Any) -> int:
     """The first step from which on something holds in every pass."""
     step = -1
     for one in reversed(context.clean):

@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
-from nnx_inspector.findings.finding import Finding, and_others, named, quantity_of
-from nnx_inspector.findings.rule_context import FEW, RuleContext
+from nnx_inspector.findings.finding import Finding, others_text, quantity_text, site_text
+from nnx_inspector.findings.rule_context import FEW_PASSES, RuleContext
 from nnx_inspector.recordings.facts import PassStats
 from nnx_inspector.recordings.passes import Pass, Quantity
 from nnx_inspector.stats.bins import MANTISSA, bin_edges, bin_of
@@ -46,9 +46,9 @@ def overflow(context: RuleContext) -> Iterator[Finding]:
     for one in context.clean:
         found = _near_limit(context, one)
         if found:
-            yield _overflowed(context, one, found)
+            yield _overflow_finding(context, one, found)
             return
-    yield from _saturated(context)
+    yield from _saturated_float8(context)
 
 
 def _near_limit(context: RuleContext, one: Pass) -> list[tuple[str, float]]:
@@ -58,12 +58,12 @@ def _near_limit(context: RuleContext, one: Pass) -> list[tuple[str, float]]:
         return []
     tops = one.sizes("output")
     limits = {site: _limit_of(figures, site) for site in figures.sites if site in tops}
-    at = context.in_order(site for site, limit in limits.items() if limit and tops[site] >= limit)
-    found = [(site, _reached(one, site, limits[site])) for site in at]
+    at = context.sort(site for site, limit in limits.items() if limit and tops[site] >= limit)
+    found = [(site, _largest_at_limit(one, site, limits[site])) for site in at]
     return [(site, top) for site, top in found if top]
 
 
-def _reached(one: Pass, site: str, limit: float) -> float:
+def _largest_at_limit(one: Pass, site: str, limit: float) -> float:
     """The largest size of a site's output if that reaches the limit and is no mask; else 0."""
     summary = one.summary(site)
     if summary is None or not summary.finite:
@@ -72,7 +72,7 @@ def _reached(one: Pass, site: str, limit: float) -> float:
     return top if top >= limit and not _is_mask(summary, limit) else 0.0
 
 
-def _overflowed(context: RuleContext, one: Pass, found: list[tuple[str, float]]) -> Finding:
+def _overflow_finding(context: RuleContext, one: Pass, found: list[tuple[str, float]]) -> Finding:
     (site, top), *others = found
     assert one.figures is not None
     largest = _largest(one.figures, site)
@@ -83,23 +83,23 @@ def _overflowed(context: RuleContext, one: Pass, found: list[tuple[str, float]])
         severity="error",
         evidence={"largest": top, "limit": largest, "others": len(others)},
         what=(
-            f"At step {one.step} the output of {named(site)} reached {top:.3g}, near the largest "
-            f"number of its dtype, {largest:.3g}"
-            + and_others([named(other) for other, _ in others])
-            + _since(context, one, site)
+            f"At step {one.step} the output of {site_text(site)} reached {top:.3g}, near the "
+            f"largest number of its dtype, {largest:.3g}"
+            + others_text([site_text(other) for other, _ in others])
+            + _newest_text(context, one, site)
         ),
         advice=_why_large(largest),
     )
 
 
-def _since(context: RuleContext, one: Pass, site: str) -> str:
+def _newest_text(context: RuleContext, one: Pass, site: str) -> str:
     """What the newest pass says, if it no longer reaches the limit."""
     passes = (p for p in reversed(context.clean) if p.figures and site in p.figures.sites)
     last = next(passes, one)
     summary = last.summary(site)
     if last.figures is None or summary is None or not summary.finite:
         return ""
-    if _reached(last, site, _limit_of(last.figures, site)):
+    if _largest_at_limit(last, site, _limit_of(last.figures, site)):
         return ""
     top = max(abs(summary.min), abs(summary.max))
     return f"; at step {last.step} it reached {top:.3g} only"
@@ -118,9 +118,9 @@ def _why_large(largest: float) -> str:
     )
 
 
-def _saturated(context: RuleContext) -> Iterator[Finding]:
+def _saturated_float8(context: RuleContext) -> Iterator[Finding]:
     """A float8 array most of whose values lie at the end of its range, in the newest passes."""
-    for site in context.measured:
+    for site in context.measured_sites:
         passes = [(p, f, p.summary(site)) for p, f in context.with_figures(site)]
         each = [(_end_part(f, site, s) if s else 0.0) for _, f, s in passes]
         one, figures, summary = passes[-1]
@@ -135,7 +135,8 @@ def _saturated(context: RuleContext) -> Iterator[Finding]:
             severity="info",
             evidence={"fraction": part, "zeros": zero, "limit": largest},
             what=(
-                f"At step {one.step} {part:.0%} of the values of the output of {named(site)} lie "
+                f"At step {one.step} {part:.0%} of the values of the output of {site_text(site)} "
+                "lie "
                 f"at the end of the range of {leaving or 'its float8 dtype'}, {largest:.3g}, and "
                 f"{zero:.0%} are 0"
             ),
@@ -203,20 +204,22 @@ def _is_mask(summary: Summary, limit: float) -> bool:
 
 def underflow(context: RuleContext) -> Iterator[Finding]:
     """Values of float16 of which most are so small that they have lost nearly all of their bits."""
-    yield from _faint(context, context.graded, "gradient") or _faint(
-        context, context.clean, "output"
-    )
+    yield from _underflow_findings(
+        context, context.gradient_passes, "gradient"
+    ) or _underflow_findings(context, context.clean, "output")
 
 
-def _faint(context: RuleContext, passes: Sequence[Pass], quantity: Quantity) -> list[Finding]:
+def _underflow_findings(
+    context: RuleContext, passes: Sequence[Pass], quantity: Quantity
+) -> list[Finding]:
     halves = [site for site in context.order if context.site(site).leaving == "float16"]
     if quantity == "output":  # those of a softmax, a gate or a mask may well be next to 0
         halves = [site for site in halves if context.parameters_of(site)]
     each = {site: [(p, s) for p in passes if (s := p.summary(site, quantity))] for site in halves}
     found: list[tuple[str, float]] = []
-    for site in context.in_order(each):
+    for site in context.sort(each):
         parts = [_faint_part(summary) for _, summary in each[site]]
-        if parts and min(map(statistics.median, (parts, parts[-FEW:], parts[-1:]))) >= MOST:
+        if parts and min(map(statistics.median, (parts, parts[-FEW_PASSES:], parts[-1:]))) >= MOST:
             found.append((site, parts[-1]))
     if not found:
         return []
@@ -232,9 +235,9 @@ def _faint(context: RuleContext, passes: Sequence[Pass], quantity: Quantity) -> 
             evidence={"fraction": part, "zeros": zeros, "others": len(others)},
             what=(
                 f"At step {one.step} {part:.0%} of the nonzero values of "
-                f"{quantity_of(site, quantity)} are below {FAINT:.3g}, next to the smallest number "
-                f"of its dtype, float16, and {zeros:.0%} are 0"
-                + and_others([named(other) for other, _ in others])
+                f"{quantity_text(site, quantity)} are below {FAINT:.3g}, next to the smallest "
+                f"number of its dtype, float16, and {zeros:.0%} are 0"
+                + others_text([site_text(other) for other, _ in others])
             ),
             advice=_WHY_SMALL[quantity],
         )

@@ -15,10 +15,10 @@ from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
 from nnx_inspector.findings.finding import Finding, Severity
-from nnx_inspector.findings.precision.lost import lost_updates, rounded_off
+from nnx_inspector.findings.precision.rounding import lost_updates, rounding_finding
 from nnx_inspector.findings.rule_context import RuleContext
-from nnx_inspector.findings.update.dropped import dropped
-from nnx_inspector.findings.update.rate import halted
+from nnx_inspector.findings.update.discarded import discarded_updates
+from nnx_inspector.findings.update.rate import zero_rate
 from nnx_inspector.recordings.facts import ParameterFacts, PassStats
 from nnx_inspector.recordings.passes import Pass
 
@@ -43,7 +43,7 @@ other weights' size, is left out: its change relative to its own size says nothi
 def update_ratio(context: RuleContext) -> Iterator[Finding]:
     """Updates that are far too large for the weights, or far too small."""
     intervals = _intervals(context)
-    if not intervals or next(dropped(context), None) is not None:
+    if not intervals or next(discarded_updates(context), None) is not None:
         return
     # one update after several gradients: the steps between say nothing of its size
     intervals = [one for one in intervals if one.ratio > 0] or intervals
@@ -68,7 +68,7 @@ def update_ratio(context: RuleContext) -> Iterator[Finding]:
             "the gradient if its size jumps",
         )
     elif (lost := lost_updates(context)) and not _rises(ratios):
-        yield rounded_off(lost)
+        yield rounding_finding(lost)
     elif len(intervals) >= LEAST_INTERVALS and 0 < largest <= TOO_SMALL and not _rises(ratios):
         yield _update(
             context,
@@ -94,7 +94,7 @@ def update_ratio(context: RuleContext) -> Iterator[Finding]:
                 "updates are too small for the weights' dtype; usually the learning rate is far "
                 "too low, or weights in bfloat16 need a copy in float32",
             )
-        elif not context.any_moved and next(halted(context), None) is None:
+        elif not context.any_changed and next(zero_rate(context), None) is None:
             yield _update(
                 context,
                 intervals[0],
@@ -147,7 +147,9 @@ def _rises(ratios: list[float]) -> bool:
 
 def _moved_part(context: RuleContext) -> float:
     """The largest change of a parameter at last, as a fraction of the largest parameter's norm."""
-    last = next((p.figures for p in reversed(context.graded) if p.figures is not None), None)
+    last = next(
+        (p.figures for p in reversed(context.gradient_passes) if p.figures is not None), None
+    )
     if last is None:
         return 0.0
     norms = {p.path: last.parameter(p.path, "norm") for p in context.weights}
@@ -191,10 +193,10 @@ class _Interval:
 def _intervals(context: RuleContext) -> list[_Interval]:
     """The updates of the passes with gradients, in order."""
     weights = [p for p in context.weights if p.axes >= 2] or context.weights
-    weights = sorted(_with_size(context, weights), key=lambda p: context.at(p.site))
+    weights = sorted(_with_size(context, weights), key=lambda p: context.order_of(p.site))
     passes = [p for p in context.passes if p.kind == "watch"]
     out: list[_Interval] = []
-    graded = {p.number for p in context.graded}
+    graded = {p.number for p in context.gradient_passes}
     for one, after in itertools.zip_longest(passes, passes[1:]):
         if one.number not in graded or one.figures is None:
             continue

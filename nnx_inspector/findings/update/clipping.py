@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
-from nnx_inspector.findings.finding import Finding, and_others
+from nnx_inspector.findings.finding import Finding, others_text
 from nnx_inspector.findings.rule_context import RuleContext
 from nnx_inspector.findings.update.decay import Seen, lasting, seen_in
 from nnx_inspector.recordings.facts import ParameterFacts
@@ -38,7 +38,7 @@ def clipping(context: RuleContext) -> Iterator[Finding]:
     ]
     if not found:
         return
-    found.sort(key=lambda one: (-one[1], context.at(one[0].site)))
+    found.sort(key=lambda one: (-one[1], context.order_of(one[0].site)))
     (one, taken), *others = found
     of = seen[one.path]
     first, last = of[0][0].step, of[-1][0].step
@@ -57,7 +57,7 @@ def clipping(context: RuleContext) -> Iterator[Finding]:
             f"From step {first} to step {last}, clipping shortened the gradient of {one.path!r} "
             f"(or what the optimizer had made of it) in {_acted(of)} of {len(of)} measured steps, "
             f"in the median over all of them by {taken:.0%} of its norm"
-            + and_others([f"{p.path!r} by {x:.0%}" for p, x in others], "parameter")
+            + others_text([f"{p.path!r} by {x:.0%}" for p, x in others], "parameter")
         ),
         advice=(
             "the limit, and not the gradient, then says how much a step counts; raise the limit "

@@ -14,9 +14,9 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from nnx_inspector.findings.finding import Finding, and_others
+from nnx_inspector.findings.finding import Finding, others_text
 from nnx_inspector.findings.precision.updates import TOO_SMALL
-from nnx_inspector.findings.rule_context import FEW, RuleContext
+from nnx_inspector.findings.rule_context import FEW_PASSES, RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -39,13 +39,13 @@ def seen_in(context: RuleContext, name: str) -> dict[str, Seen]:
         for path, figure in one.updates(name).items():
             if not math.isnan(figure):
                 found.setdefault(path, []).append((one, figure))
-    return {path: of for path, of in found.items() if len(of) >= FEW}
+    return {path: of for path, of in found.items() if len(of) >= FEW_PASSES}
 
 
 def lasting(of: Seen) -> float:
     """The median over all steps, or over the newest ones if that is less."""
     figures = [figure for _, figure in of]
-    return min(map(statistics.median, (figures, figures[-FEW:])))
+    return min(map(statistics.median, (figures, figures[-FEW_PASSES:])))
 
 
 def _strong(path: str, of: Seen) -> Seen:
@@ -55,7 +55,7 @@ def _strong(path: str, of: Seen) -> Seen:
     if lasting(of) >= FARTHER:
         return of
     those = list(itertools.takewhile(lambda one: one[1] > BALANCED, of))
-    if len(those) < FEW:
+    if len(those) < FEW_PASSES:
         return ()
     sizes = [one.figures.parameter(path, "norm") for one, _ in those if one.figures]
     return those if sizes[-1] <= HALF * sizes[0] else ()
@@ -76,7 +76,7 @@ def weight_decay(context: RuleContext) -> Iterator[Finding]:
     ]
     if not found:
         return
-    found.sort(key=lambda one: (-one[1], context.at(one[0].site)))
+    found.sort(key=lambda one: (-one[1], context.order_of(one[0].site)))
     (one, ratio), *others = found
     steps = [p for p, _ in each[one.path]]
     how = f"moves {one.path!r} {_far(ratio)}, in the median over {len(steps)} measured steps"
@@ -95,7 +95,7 @@ def weight_decay(context: RuleContext) -> Iterator[Finding]:
         what=(
             f"From step {steps[0].step} to step {steps[-1].step}, weight decay {how} (norms of "
             f"the two parts of its update); a step changes it by {moves(one.path):.2g} times its "
-            f"size" + and_others([_other(p.path, x) for p, x in others], "parameter")
+            f"size" + others_text([_other(p.path, x) for p, x in others], "parameter")
         ),
         advice=(
             "the parameter shrinks whatever its gradient says; lower the weight decay by a factor "

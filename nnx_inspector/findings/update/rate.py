@@ -29,7 +29,7 @@ RATES: Final = ("learning_rate", "step_size")
 """What `optax.inject_hyperparams` calls a learning rate in its state."""
 
 
-def halted(context: RuleContext) -> Iterator[Finding]:
+def zero_rate(context: RuleContext) -> Iterator[Finding]:
     """From some step on, no parameter moves although its gradient is not 0.
 
     What moves by less than rounding does not move.
@@ -38,7 +38,7 @@ def halted(context: RuleContext) -> Iterator[Finding]:
     each = [(p, moved) for p in passes if (moved := _moved(context, p)) is not None]
     at = next((i for i in range(len(each), 0, -1) if each[i - 1][1] > NOTHING), 0)
     still = [p for p, _ in each[at:]]
-    if len(still) < STILL or not all(_same(context, p) for p in still[1:]):
+    if len(still) < STILL or not all(_is_unchanged(context, p) for p in still[1:]):
         return
     longest, run = 0, 0
     for _, moved in each[:at]:
@@ -49,7 +49,7 @@ def halted(context: RuleContext) -> Iterator[Finding]:
         known = f"; {rate[0]!r} was {'at most ' * (rate[1] > 0)}{rate[1]:.2g} then"
     elif at and len(still) > 2 * longest and _would_move(context, [p for p, _ in each[:at]], still):
         known = ""
-    elif not at and (key := _fed(context, still)):
+    elif not at and (key := _state_with_gradients(context, still)):
         known = f"; the optimizer had their gradients, as {key!r} shows"
     else:
         return
@@ -82,7 +82,7 @@ def _with_gradient(context: RuleContext, one: Pass) -> list[ParameterFacts]:
     figures = one.figures
     if figures is None:
         return []
-    found = context.differentiated(figures)
+    found = context.differentiated_parameters(figures)
     return [p for p in found if p.dtype == "float32" and figures.parameter(p.path, "gradient") > 0]
 
 
@@ -99,7 +99,7 @@ def _moved(context: RuleContext, one: Pass) -> float | None:
     return most if len(known) == len(held) else None
 
 
-def _same(context: RuleContext, one: Pass) -> bool:
+def _is_unchanged(context: RuleContext, one: Pass) -> bool:
     """Whether no parameter has changed since the pass before, but for rounding."""
     figures = one.figures
     return figures is not None and all(
@@ -150,14 +150,14 @@ def _would_move(context: RuleContext, before: Sequence[Pass], still: Sequence[Pa
     )
 
 
-def _fed(context: RuleContext, still: Sequence[Pass]) -> str | None:
+def _state_with_gradients(context: RuleContext, still: Sequence[Pass]) -> str | None:
     """A state that holds something of the gradients of parameters, after an update was made."""
     for _, each in states_in(context, "mini_step"):  # of MultiSteps
         made = each[-1][0].states
         steps = [one.max for key, one in made.items() if key.endswith("/gradient_step")]
         if not any(steps):
             return None
-    last, figures = context.whole(still[-1]).states, still[-1].figures
+    last, figures = context.with_parameters(still[-1]).states, still[-1].figures
     if figures is None:
         return None
     for p in _with_gradient(context, still[-1]):

@@ -28,7 +28,7 @@ def states_in(context: RuleContext, name: str) -> Iterator[tuple[str, list[tuple
     """The states with this name, each with the passes that have it, oldest first."""
     found: dict[str, list[tuple[Pass, Summary]]] = {}
     known: dict[int, list[str]] = {}  # by the layouts, which passes share
-    for one in map(context.whole, context.passes):
+    for one in map(context.with_parameters, context.passes):
         if id(one.layout) not in known:
             keys = [key for key, quantity in one.keys if quantity == STATE]
             known[id(one.layout)] = [key for key in keys if key.rpartition("/")[2] == name]
@@ -39,7 +39,7 @@ def states_in(context: RuleContext, name: str) -> Iterator[tuple[str, list[tuple
     yield from found.items()
 
 
-def said_of_state(states: Mapping[str, Summary], found: Sequence[ParameterFacts]) -> str:
+def state_text(states: Mapping[str, Summary], found: Sequence[ParameterFacts]) -> str:
     """What the state holds that may have spoiled these parameters, as a clause, or ""."""
     bad = {key: one for key, one in states.items() if one.finite < one.size}
     if bad:

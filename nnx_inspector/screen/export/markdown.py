@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from nnx_inspector.findings.finding import Finding, Findings, cell, listed
+from nnx_inspector.findings.finding import Finding, Findings, markdown_cell, markdown_list
 from nnx_inspector.recordings.passes import Pass
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.recordings.tree_rows import Site, layer_of, leaf_of
@@ -61,8 +61,8 @@ def report(
     figures = {} if newest is None else _figures(newest)
     named = {one.site for found in findings for one in (found, *found.effects)}
     parts = [
-        f"# {cell(title)}",
-        listed([*_run(recording, known.get("")), *about, f"written with {_versions()}"]),
+        f"# {markdown_cell(title)}",
+        markdown_list([*_run(recording, known.get("")), *about, f"written with {_versions()}"]),
         "## Findings",
         Findings(findings).to_markdown(),
     ]
@@ -79,9 +79,9 @@ def report(
 def _run(recording: Recording, root: Site | None) -> list[str]:
     passes, steps = recording.passes, recording.steps
     kind = "" if root is None else root.kind
-    said = [f"model: {cell(kind) or 'not known'}"]
+    said = [f"model: {markdown_cell(kind) or 'not known'}"]
     if root is not None and root.output:
-        said[0] += f", {root.parameters:,} parameters, output {cell(root.output)}"
+        said[0] += f", {root.parameters:,} parameters, output {markdown_cell(root.output)}"
     if steps:
         said.append(f"measured: {len(steps)} passes, of the steps {steps[0]} to {steps[-1]}")
         if recording.thinned:
@@ -93,14 +93,15 @@ def _run(recording: Recording, root: Site | None) -> list[str]:
         said.append("measured: nothing")
     if recording.where:
         said.append(
-            f"counts only positions where {cell(recording.where)}, in values that have them"
+            f"counts only positions where {markdown_cell(recording.where)}, in values that have "
+            "them"
         )
     if seams := len(recording.seams):
         said.append(f"restarted: {seams} time{'s' * (seams > 1)}")
     if recording.marks:
         last = recording.marks[-1]
         event = "has not said that it ended" if last.open else last.event
-        said.append(f"the run: {event}{f', {cell(last.text)}' * bool(last.text)}")
+        said.append(f"the run: {event}{f', {markdown_cell(last.text)}' * bool(last.text)}")
     return said
 
 
@@ -189,6 +190,6 @@ def _number(x: float) -> str:
 def _table(rows: Sequence[Sequence[str]], most: int) -> str:
     heads, *body = rows
     lines = [heads, ["---"] * len(heads), *body[:most]]
-    text = "\n".join("| " + " | ".join(map(cell, line)) + " |" for line in lines)
+    text = "\n".join("| " + " | ".join(map(markdown_cell, line)) + " |" for line in lines)
     more = len(body) - most
     return text if more <= 0 else f"{text}\n\n{more} more are left out; `recording` has all."

@@ -63,7 +63,7 @@ def sampled_elements(state: np.ndarray) -> npt.NDArray[np.float64]:
 
 
 def parameter_stats(states: np.ndarray, before: np.ndarray) -> npt.NDArray[np.float32]:
-    """The figures of parameters in one pass, float32[parameters, len(PARAMETER_FIGURES)].
+    """The statistics of parameters in one pass, float32[parameters, len(PARAMETER_STATS)].
 
     Both arguments are `[parameters, STATE_LENGTH]`; a row of NaN in `before` has no earlier state.
     """

@@ -14,8 +14,8 @@ import statistics
 from typing import Final
 
 from nnx_inspector.findings.evidence import STILL
-from nnx_inspector.findings.finding import Finding, and_others
-from nnx_inspector.findings.rule_context import FEW, RuleContext
+from nnx_inspector.findings.finding import Finding, others_text
+from nnx_inspector.findings.rule_context import FEW_PASSES, RuleContext
 from nnx_inspector.recordings.facts import ParameterFacts
 from nnx_inspector.recordings.passes import Pass
 
@@ -31,7 +31,7 @@ rounding alone stops the same ones for good."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Lost:
+class LostUpdates:
     """Parameters of 16 bits of whose updates most is lost.
 
     Attributes:
@@ -48,14 +48,14 @@ class Lost:
     seen: bool
 
 
-def lost_updates(context: RuleContext) -> Lost | None:
-    passes = [p for p in context.graded if p.kind == "watch" and p.figures is not None]
+def lost_updates(context: RuleContext) -> LostUpdates | None:
+    passes = [p for p in context.gradient_passes if p.kind == "watch" and p.figures is not None]
     held = [p for p in context.weights if p.dtype in NARROW]
-    held.sort(key=lambda p: context.at(p.site))
-    return _seen(passes, held) or _sampled(passes, held)
+    held.sort(key=lambda p: context.order_of(p.site))
+    return _lost_in_steps(passes, held) or _lost_in_samples(passes, held)
 
 
-def _seen(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
+def _lost_in_steps(passes: list[Pass], held: list[ParameterFacts]) -> LostUpdates | None:
     each = {p.path: [(one, one.update_lost(p.path)) for one in passes] for p in held}
     known = {path: [x for x in of if not math.isnan(x[1])] for path, of in each.items()}
     parts = {path: [part for _, part in of] for path, of in known.items()}
@@ -63,13 +63,13 @@ def _seen(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
     def is_lost(p: ParameterFacts) -> bool:
         """In most steps and in the newest: one that warms up, or slows down at last, is healthy."""
         of = parts[p.path]
-        return len(of) >= FEW and min(map(statistics.median, (of, of[-FEW:]))) >= MOST
+        return len(of) >= FEW_PASSES and min(map(statistics.median, (of, of[-FEW_PASSES:]))) >= MOST
 
     found = [p for p in held if is_lost(p)]
     if not found:
         return None
     lost = sum(p.size * statistics.median(parts[p.path]) for p in found)
-    return Lost(
+    return LostUpdates(
         tuple(one for one, _ in known[found[0].path]),
         tuple((p, statistics.median(parts[p.path])) for p in found),
         lost / sum(p.size for p in held),
@@ -77,7 +77,7 @@ def _seen(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
     )
 
 
-def _sampled(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
+def _lost_in_samples(passes: list[Pass], held: list[ParameterFacts]) -> LostUpdates | None:
     def figure(one: Pass, path: str, name: str) -> float:
         return one.figures.parameter(path, name) if one.figures else math.nan
 
@@ -101,10 +101,10 @@ def _sampled(passes: list[Pass], held: list[ParameterFacts]) -> Lost | None:
         return None
     found = [*filter(is_rounded, held), *(p for p in held if parts[p.path] == 1)]
     whole = sum(p.size * parts[p.path] for p in found) / sum(p.size for p in held)
-    return Lost(tuple(passes), tuple((p, parts[p.path]) for p in found), whole, seen=False)
+    return LostUpdates(tuple(passes), tuple((p, parts[p.path]) for p in found), whole, seen=False)
 
 
-def rounded_off(found: Lost) -> Finding:
+def rounding_finding(found: LostUpdates) -> Finding:
     """Of the rule `update-ratio`: updates that a dtype of 16 bits rounds to nothing."""
     (one, part), *others = found.parts
     first, last = found.passes[0], found.passes[-1]
@@ -133,7 +133,7 @@ def rounded_off(found: Lost) -> Finding:
             "lost_of_all": found.whole,
             "parameters": len(found.parts),
         },
-        what=what + and_others([f"{part:.0%} of {p.path!r}" for p, part in others], "parameter"),
+        what=what + others_text([f"{part:.0%} of {p.path!r}" for p, part in others], "parameter"),
         advice=(
             f"{why} {one.dtype} and round to nothing; keep the parameters in float32 "
             f"(param_dtype=jnp.float32) and compute in {one.dtype} (dtype=jnp.{one.dtype}), let "

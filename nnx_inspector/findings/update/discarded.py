@@ -18,7 +18,7 @@ SEEN: Final = 1e-6
 """An update of this part of a parameter's size is not lost to the rounding of float32, 6e-8."""
 
 
-def dropped(context: RuleContext) -> Iterator[Finding]:
+def discarded_updates(context: RuleContext) -> Iterator[Finding]:
     """Steps that compute other parameters than they are given, and are all given the same."""
     passes = [p for p in context.passes if p.kind == "watch"]
     each = [(p, p.figures) for p in passes if p.figures is not None]
