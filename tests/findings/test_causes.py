@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import SITES, Model, along, dead, healthy, of
+from fake_recordings import SITES, Model, along, dead, healthy, of
 
 from nnx_inspector.findings.findings import Finding, diagnose
 from nnx_inspector.recordings.recording import Recording
@@ -26,9 +26,9 @@ def vanishing(kind: str = "watch") -> Model:
 
 def test_a_vanishing_gradient_explains_what_does_not_move() -> None:
     model = vanishing()
-    model.told = {s: {"same": 0, "change": 1e-9} for s in SITES}
-    model.told["a"] = {"same": 1, "change": 0.0}  # too little to change a float32
-    model.told["f"] = {"same": 0, "change": 1e-3}
+    model.parameter_stats = {s: {"same": 0, "change": 1e-9} for s in SITES}
+    model.parameter_stats["a"] = {"same": 1, "change": 0.0}  # too little to change a float32
+    model.parameter_stats["f"] = {"same": 0, "change": 1e-3}
     (finding,) = diagnose(model.recording(passes=6))
     assert told([finding]) == [("vanishing-gradient", ["no-gradient", "update-ratio"])]
     for false in ("optimizer does not update it", "learning rate is usually too low"):
@@ -39,14 +39,14 @@ def test_a_vanishing_gradient_explains_what_does_not_move() -> None:
 
 def test_a_learning_rate_that_is_too_low_everywhere_is_not_explained_by_it() -> None:
     model = vanishing()
-    model.told = {s: {"same": 0, "change": 1e-9} for s in SITES}
+    model.parameter_stats = {s: {"same": 0, "change": 1e-9} for s in SITES}
     found = diagnose(model.recording(passes=6))
     assert told(found) == [("vanishing-gradient", []), ("update-ratio", [])]
 
 
 def test_what_the_optimizer_does_not_have_is_not_explained_by_it() -> None:
     model = vanishing()
-    model.told["f"] = {"same": 1, "change": 0.0}  # the last layer has a gradient
+    model.parameter_stats["f"] = {"same": 1, "change": 0.0}  # the last layer has a gradient
     found = diagnose(model.recording(passes=6))
     assert told(found) == [("vanishing-gradient", []), ("no-gradient", [])]
 
@@ -55,7 +55,7 @@ def test_saturation_explains_a_vanishing_gradient_and_what_that_explains() -> No
     model = vanishing()
     model.facts["c"] = {"activation": "tanh"}
     model.masks[("c", "tanh")] = 1.0
-    model.told["a"] = {"same": 1, "change": 0.0}
+    model.parameter_stats["a"] = {"same": 1, "change": 0.0}
     found = diagnose(model.recording(passes=6))
     assert told(found) == [("saturated-units", ["vanishing-gradient", "no-gradient"])]
 
@@ -66,8 +66,8 @@ def test_exploding_gradients_explain_steps_that_are_too_large_only_before(
 ) -> None:
     model = along(20.0)
     model.kind = "watch"
-    model.told = {s: {"change": 0.9, "same": 0} for s in SITES}
-    model.told["e"] = model.told["f"] = {"change": late, "same": 0}
+    model.parameter_stats = {s: {"change": 0.9, "same": 0} for s in SITES}
+    model.parameter_stats["e"] = model.parameter_stats["f"] = {"change": late, "same": 0}
     found = told(diagnose(model.recording()))
     explained = [("exploding-gradient", ["update-ratio"])]
     assert (sorted(found) == [("exploding-gradient", []), ("update-ratio", [])]) == apart
@@ -77,7 +77,7 @@ def test_exploding_gradients_explain_steps_that_are_too_large_only_before(
 def test_parameters_behind_a_dead_layer_are_told_with_it_and_others_apart() -> None:
     model = dead(1.0, "b")
     for site in "ae":
-        model.told[site] = {"graded": 0.0, "gradient": 0.0}
+        model.parameter_stats[site] = {"graded": 0.0, "gradient": 0.0}
     model.gradients["e"] = None  # cut off, independently of the dead layer
     found = diagnose(model.recording())
     assert told(found) == [("dead-units", ["no-gradient"]), ("no-gradient", [])]
@@ -89,9 +89,9 @@ def test_parameters_behind_a_dead_layer_are_told_with_it_and_others_apart() -> N
 def test_parameters_that_stand_still_beside_a_dead_layer_are_told_with_it() -> None:
     model = dead(1.0, "c")
     model.kind = "watch"
-    model.told = {s: {"same": 0, "change": 1e-2} for s in SITES}
+    model.parameter_stats = {s: {"same": 0, "change": 1e-2} for s in SITES}
     for site in "be":  # b has no gradient, e lies behind c and has one: it is frozen
-        model.told[site] = {"same": 1, "change": 0.0}
+        model.parameter_stats[site] = {"same": 1, "change": 0.0}
     model.gradients["b"] = of(0.0)
     found = diagnose(model.recording())
     assert told(found) == [("dead-units", ["no-gradient"]), ("no-gradient", [])]
@@ -103,7 +103,7 @@ def test_a_layer_that_is_dead_from_when_steps_became_too_large_is_their_effect()
     model.facts["c"] = {"activation": "relu"}
     recording.learn(model.known())
     for step in range(12):
-        model.told = {s: {"change": 2.0 if step > 1 else 1e-3, "same": 0} for s in SITES}
+        model.parameter_stats = {s: {"change": 2.0 if step > 1 else 1e-3, "same": 0} for s in SITES}
         model.masks = {("c", "below"): 1.0} if step >= 6 else {}
         summaries = {s: {"output": of(), "gradient": of(0.01)} for s in SITES}
         recording.append(step, summaries, kind="watch", figures=model.figures())
@@ -115,7 +115,9 @@ def test_a_layer_that_is_dead_from_when_steps_became_too_large_is_their_effect()
 
 def test_a_nan_explains_what_does_not_change_from_then_on() -> None:
     recording, model = Recording(), Model(kind="watch")
-    model.told = {s: {"same": 0, "change": 1e-3} for s in SITES} | {"b": {"same": 1, "change": 0.0}}
+    model.parameter_stats = {s: {"same": 0, "change": 1e-3} for s in SITES} | {
+        "b": {"same": 1, "change": 0.0}
+    }
     recording.learn(model.known())
     nan = Summary(bins=_nonfinite(np.nan), points=np.zeros(3), sums=np.zeros(3))
     for step in range(4):
@@ -150,7 +152,7 @@ def _nonfinite(value: float) -> Any:
 def test_a_parameter_that_takes_no_part_is_information(facts: dict[str, int]) -> None:
     model = Model()
     model.parameters["b"] = facts
-    model.told["b"] = {"graded": 0.0, "gradient": 0.0}
+    model.parameter_stats["b"] = {"graded": 0.0, "gradient": 0.0}
     if facts["needed"] == 0:  # the module has another parameter, which takes part
         model.parameters["c"] = {"site": "b", "path": "c/kernel"}
     else:
@@ -164,12 +166,12 @@ def test_a_module_that_only_another_mode_calls_is_information() -> None:
     model = Model(gradients=dict.fromkeys(SITES), kind="run")
     model.facts["c"] = {"order": -1}
     model.parameters["c"] = {"needed": 0}
-    model.told = {s: {"graded": np.nan} for s in SITES}
+    model.parameter_stats = {s: {"graded": np.nan} for s in SITES}
     assert model.found() == [("unused", "c", "info")]
     model = Model()
     model.facts = {**model.facts, "c": {"order": -1}, "d": {"deterministic": 1, "rate": 0.5}}
     model.parameters["c"] = {"needed": 0}
-    model.told["c"], model.gradients["c"] = {"graded": 0.0}, None
+    model.parameter_stats["c"], model.gradients["c"] = {"graded": 0.0}, None
     assert model.found() == [("unused", "c", "info")]
     model.facts["d"] = {"deterministic": 0, "rate": 0.5}
     assert model.found() == [("unused", "c", "warning")]
@@ -177,7 +179,7 @@ def test_a_module_that_only_another_mode_calls_is_information() -> None:
 
 def test_a_gradient_of_zero_of_few_examples_is_no_evidence() -> None:
     model = Model()
-    model.told["a"] = {"graded": 0.0, "gradient": 0.0}
+    model.parameter_stats["a"] = {"graded": 0.0, "gradient": 0.0}
     assert model.found() == [("no-gradient", "a", "warning")]
     for site in SITES:
         model.sites[site] = healthy(examples=1)
@@ -187,16 +189,16 @@ def test_a_gradient_of_zero_of_few_examples_is_no_evidence() -> None:
 def test_what_begins_at_zero_is_neither_constant_nor_moving_too_fast() -> None:
     model = Model(kind="watch")
     model.sites["f"] |= {"flat": 1, "spread": 0}
-    model.told["f"] = {"norm": 0.0, "same": 0}
+    model.parameter_stats["f"] = {"norm": 0.0, "same": 0}
     assert model.found(passes=1) == []
     model = Model(kind="watch")
     for site in "abcd":
-        model.told[site] = {"norm": 1e-3, "change": 0.9, "same": 0}
+        model.parameter_stats[site] = {"norm": 1e-3, "change": 0.9, "same": 0}
     for site in "ef":
-        model.told[site] = {"norm": 1.0, "change": 1e-3, "same": 0}
+        model.parameter_stats[site] = {"norm": 1.0, "change": 1e-3, "same": 0}
     assert [rule for rule, *_ in model.found()] == ["update-ratio"]  # most are small: undecided
     for site in "cd":
-        model.told[site] = {"norm": 1.0, "change": 1e-3, "same": 0}
+        model.parameter_stats[site] = {"norm": 1.0, "change": 1e-3, "same": 0}
     assert model.found() == []
 
 
@@ -204,7 +206,7 @@ def test_steps_that_grow_from_nothing_are_a_warm_up() -> None:
     model, recording = Model(kind="watch"), Recording()
     recording.learn(model.known())
     for step in range(8):
-        model.told = {s: {"change": 1e-7 * step, "same": 0} for s in SITES}
+        model.parameter_stats = {s: {"change": 1e-7 * step, "same": 0} for s in SITES}
         summaries = {s: {"output": of(), "gradient": of(0.01)} for s in SITES}
         recording.append(step, summaries, kind="watch", figures=model.figures())
     assert diagnose(recording) == []
@@ -252,7 +254,7 @@ def test_a_dead_layer_explains_a_gradient_of_0_only_before_it(site: str, joined:
     """b feeds the two heads c and d; the first layer of the second head, d, lets nothing pass."""
     model = dead(1.0, "d")
     model.edges = HEADS
-    model.told[site] = {"graded": 0.0, "gradient": 0.0}
+    model.parameter_stats[site] = {"graded": 0.0, "gradient": 0.0}
     found = diagnose(model.recording())
     by_itself = [] if joined else [("no-gradient", [])]
     assert told(found) == [("dead-units", ["no-gradient"] if joined else []), *by_itself]
@@ -286,7 +288,7 @@ def test_a_nan_that_an_update_spreads_is_told_with_its_cause() -> None:
         )
         for step, bad in enumerate(({"c": inf}, {"e": nan})):
             if step:
-                model.told[broken] = {"norm": np.nan}
+                model.parameter_stats[broken] = {"norm": np.nan}
             summaries = {s: {"output": bad.get(s, of()), "gradient": of()} for s in SITES}
             recording.append(step, summaries, kind="watch", figures=model.figures())
         found = [(one.site, [e.site for e in one.effects]) for one in diagnose(recording)]

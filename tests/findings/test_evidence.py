@@ -9,11 +9,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import made_up
+import fake_recordings
 import numpy as np
 import pytest
 from call_counts import count_calls
-from made_up import chain, of
+from fake_recordings import chain, of
 
 from nnx_inspector.findings.evidence import BEYOND, binomial_tail, gain_by_chance
 from nnx_inspector.findings.findings import diagnose
@@ -205,12 +205,17 @@ def in_a_chain(count: int, width: int, **figures: float) -> Recording:
     """A recording of many passes through as many sites; the figures are of each parameter."""
     sites = tuple(f"blocks/{i}" for i in range(count))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(made_up, "SITES", sites)
-        model = made_up.Model(kind="watch")
+        patch.setattr(fake_recordings, "SITES", sites)
+        model = fake_recordings.Model(kind="watch")
         for site in sites:
             model.sites[site].update(units=width, looked=width)
             model.facts[site]["activation"] = "relu"
-            model.told[site] |= {"gradient": 0.1, "graded": 1.0, "update": 1e-3, **figures}
+            model.parameter_stats[site] |= {
+                "gradient": 0.1,
+                "graded": 1.0,
+                "update": 1e-3,
+                **figures,
+            }
         return model.recording(8)
 
 

@@ -12,9 +12,9 @@ import functools
 
 import optax
 import pytest
+from diagnosis import looped, stepped, watched
 from flax import nnx
 from healthy import a_gpt_of_bfloat16_parameters
-from judging import looped, stepped, watched
 from small_healthy import MaskedAutoencoder
 from subjects import Net, classes, gauss, of
 from zoo import ZOO

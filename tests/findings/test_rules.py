@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_up import SITES, Model, along, dead, healthy, of
+from fake_recordings import SITES, Model, along, dead, healthy, of
 
 from nnx_inspector.findings.findings import diagnose
 from nnx_inspector.recordings.recording import Recording
@@ -67,7 +67,7 @@ def test_the_layer_that_lets_nothing_pass_is_named_first() -> None:
 
 def test_a_layer_that_begins_at_zero_is_not_dead() -> None:
     model = dead(1.0, kind="")
-    model.told["c"] = {"norm": 0.0}
+    model.parameter_stats["c"] = {"norm": 0.0}
     assert model.found() == []
 
 
@@ -112,10 +112,10 @@ def test_constant_over_the_batch() -> None:
 def test_a_zero_weight_that_never_moves_makes_the_rest_constant() -> None:
     model = constant_from("c")
     model.kind = "watch"
-    model.told["c"] = {"norm": 0.0, "same": 1.0}
+    model.parameter_stats["c"] = {"norm": 0.0, "same": 1.0}
     assert ("constant", "c", "error") in model.found(passes=6)
     assert ("constant", "c", "error") not in model.found(passes=4)  # too few to be sure
-    model.told["c"]["same"] = 0.0
+    model.parameter_stats["c"]["same"] = 0.0
     assert "constant" not in {rule for rule, *_ in model.found(passes=6)}
 
 
@@ -180,7 +180,7 @@ def test_gradients_along_depth(factor: float, expected: list[str]) -> None:
 
 def test_no_gradient() -> None:
     model = Model()
-    model.told["a"] = {"gradient": 0.0, "graded": 0.0}
+    model.parameter_stats["a"] = {"gradient": 0.0, "graded": 0.0}
     model.gradients["a"] = None
     assert model.found() == [("no-gradient", "a", "warning")]
     model.parameters["a"] = {"path": "teacher/kernel"}
@@ -189,22 +189,22 @@ def test_no_gradient() -> None:
 
 def test_a_watched_parameter_that_stays_while_others_move_is_information() -> None:
     model = Model(kind="watch")
-    model.told["b"] = {"same": 1.0, "change": 0.0}
+    model.parameter_stats["b"] = {"same": 1.0, "change": 0.0}
     assert model.found() == [("no-gradient", "b", "info")]
 
 
 def test_where_most_stay_it_is_not_said_that_none_moves() -> None:
     model = Model(kind="watch")
     for site in SITES[1:]:
-        model.told[site] = {"same": 1.0, "change": 0.0}
+        model.parameter_stats[site] = {"same": 1.0, "change": 0.0}
     assert "update-ratio" not in {rule for rule, _, _ in model.found(passes=8)}
 
 
 def test_a_watched_module_whose_output_gets_no_gradient() -> None:
     model = Model(kind="watch")
-    model.gradients["b"], model.told["b"] = None, {"decay": 1.0}  # weight decay moves it
+    model.gradients["b"], model.parameter_stats["b"] = None, {"decay": 1.0}  # weight decay moves it
     assert model.found() == [("no-gradient", "b", "warning")]
-    model.told["b"] = {"decay": 0.0}  # the loop sets it, as an average of others
+    model.parameter_stats["b"] = {"decay": 0.0}  # the loop sets it, as an average of others
     assert model.found() == []
 
 
@@ -228,7 +228,7 @@ def test_a_branch_that_no_pass_has_chosen_does_not_lack_a_gradient() -> None:
 def test_update_ratio(change: float, expected: list[Any]) -> None:
     model = Model(kind="watch")
     for site in SITES:
-        model.told[site] = {"change": change}
+        model.parameter_stats[site] = {"change": change}
     found = model.found()
     assert [(rule, severity) for rule, _, severity in found] == [(r, s) for r, _, s in expected]
 
@@ -237,11 +237,11 @@ def test_the_update_ratio_leaves_out_what_gets_no_gradient() -> None:
     """Experts that no token chose move by their weight decay alone."""
     model = Model(kind="watch")
     for site in SITES:
-        model.told[site] = {"update": 1e-6, "gradient": 0.0}
-    model.told[SITES[0]] = {"update": 1e-3, "gradient": 1.0}
+        model.parameter_stats[site] = {"update": 1e-6, "gradient": 0.0}
+    model.parameter_stats[SITES[0]] = {"update": 1e-3, "gradient": 1.0}
     assert "update-ratio" not in [rule for rule, *_ in model.found()]
     for site in SITES:
-        model.told[site]["gradient"] = 1.0
+        model.parameter_stats[site]["gradient"] = 1.0
     assert "update-ratio" in [rule for rule, *_ in model.found()]
 
 
@@ -253,7 +253,7 @@ def test_one_interval_of_many_large_steps_is_too_large(every: int, expected: lis
     outputs = {s: {"output": model.outputs[s], "gradient": model.gradients[s]} for s in SITES}
     for number in range(4):
         change = 0.5 * every if number == 1 else 1e-3
-        model.told = {s: {"change": change} for s in SITES}
+        model.parameter_stats = {s: {"change": change} for s in SITES}
         recording.append(number * every, outputs, kind="watch", figures=model.figures())
     assert [one.rule for one in diagnose(recording)] == expected
 
@@ -280,11 +280,11 @@ def test_dtype(facts: dict[str, str], dtype: str, expected: bool) -> None:
     [(1, 3.0, 1.0, True), (1, 0.0, 5.0, True), (1, 0.1, 1.1, False), (0, 3.0, 5.0, False)],
 )
 def test_batch_norm_mode(running: int, shifted: float, scaled: float, expected: bool) -> None:
-    model = Model(told={s: {"same": 0.0} for s in SITES})  # an optimizer moves them
+    model = Model(parameter_stats={s: {"same": 0.0} for s in SITES})  # an optimizer moves them
     model.facts["c"] = {"running": running, "type": "BatchNorm"}
     model.sites["c"] |= {"shifted": shifted, "scaled": scaled}
     assert model.found() == ([("mode", "c", "warning")] if expected else [])
-    model.told = {s: {} for s in SITES}  # a gradient that trains nothing
+    model.parameter_stats = {s: {} for s in SITES}  # a gradient that trains nothing
     assert model.found() == ([("mode", "c", "info")] if expected else [])
     assert Model(kind="run", facts=model.facts, gradients=dict.fromkeys(SITES)).found() == []
 
@@ -299,7 +299,7 @@ def test_unused_modules() -> None:
     model = Model()
     model.facts["c"] = {"order": -1}
     model.parameters["c"] = {"needed": 0}
-    model.told["c"] = {"graded": 0.0}
+    model.parameter_stats["c"] = {"graded": 0.0}
     model.gradients["c"] = None
     assert model.found()[:1] == [("unused", "c", "warning")]
     model.parameters["c"] = {"needed": -1}
@@ -319,7 +319,7 @@ def test_a_cause_comes_before_its_consequences() -> None:
     for site in "cdef":
         model.sites[site] |= {"flat": 1, "spread": 0, "rank": np.nan}
     for site in "ab":
-        model.told[site] = {"graded": 0.0, "gradient": 0.0}
+        model.parameter_stats[site] = {"graded": 0.0, "gradient": 0.0}
     found = model.found()
     assert found == [("dead-units", "b", "error")]
     (cause,) = diagnose(model.recording())
@@ -342,9 +342,9 @@ def test_perturbed_passes_are_no_evidence() -> None:
 def test_weights_that_a_step_is_too_small_to_move(norm: float, rules: list[str]) -> None:
     """Only parameters that began at 0 move, and stay far below the weights."""
     model = Model(kind="watch")
-    model.told = {s: {"same": 1, "change": 0.0} for s in SITES}
+    model.parameter_stats = {s: {"same": 1, "change": 0.0} for s in SITES}
     model.parameters["b"] = {"axes": 1}
-    model.told["b"] = {"same": 0, "change": 0.2, "norm": norm}
+    model.parameter_stats["b"] = {"same": 0, "change": 0.2, "norm": norm}
     found = [r for r, _, severity in model.found(passes=8) if severity != "info"]
     assert found == rules
 

@@ -21,9 +21,9 @@ import numpy as np
 import optax
 import pytest
 from attentions import heads_in_numpy
+from diagnosis import looped, stepped
 from finding_oracle import NUMBER, Oracle, batch_norm_offsets, close, parse_sentence
 from flax import nnx
-from judging import looped, stepped
 from zoo import ZOO
 
 import nnx_inspector as nni

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from diagnosis import looped, stepped, watched
 from finding_oracle import Oracle
 from flax import nnx
-from judging import looped, stepped, watched
 from subjects import Subject, gauss
 
 LINES = jnp.linspace(0, 1, 64)

@@ -225,20 +225,16 @@ OTHER = {
 _plain = {}
 
 
-def result(use, tmp_path):
+def result(use, tmp_path, setting=contextlib.nullcontext):
     model, x = Net(), jax.device_put(BATCH)
-    return USES[use](model, x, tmp_path) if use == "inspected" else USES[use](model, x)
+    more = (tmp_path,) if use == "inspected" else ()
+    with setting():
+        return USES[use](model, x, *more)
 
 
-def plain(use, tmp_path):
-    if use not in _plain:
-        _plain[use] = result(use, tmp_path)
-    return _plain[use]
-
-
-def same(found, expected, without=()):
+def same(found, expected):
     assert found.keys() == expected.keys()
-    for name in expected.keys() - set(without):
+    for name in expected:
         a, b = found[name], expected[name]
         if isinstance(b, dict):
             same(a, b)
@@ -248,13 +244,10 @@ def same(found, expected, without=()):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=str(name))
 
 
-def check(setting, use, tmp_path, without=()):
-    expected = plain(use, tmp_path)
-    model, x = Net(), jax.device_put(BATCH)
-    with setting():
-        more = (tmp_path,) if use == "inspected" else ()
-        found = USES[use](model, x, *more)
-    same(found, expected, without)
+def check(setting, use, tmp_path):
+    if use not in _plain:
+        _plain[use] = result(use, tmp_path)
+    same(result(use, tmp_path, setting), _plain[use])
 
 
 @pytest.mark.parametrize("use", USES)

@@ -161,20 +161,7 @@ TABLE: dict[str, str] = {
     ),
     "counters that stop at 2^24": "stats/summary::counts_beyond_32_bits_on_the_host",
 }
-"""What "
-"TRAPS.md "
-"warns "
-"of, "
-"by "
-"the "
-"tests "
-"that "
-"would "
-"notice: "
-"`room/file::name` "
-"without "
-"their "
-"`test_`."""
+"""What TRAPS.md warns of, by the tests that would notice: `room/file::name`, without `test_`."""
 
 
 def test_every_trap_has_a_test():

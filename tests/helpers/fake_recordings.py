@@ -62,7 +62,7 @@ class Model:
     parameters: dict[str, dict[str, Any]] = dataclasses.field(
         default_factory=lambda: {s: {} for s in SITES}
     )
-    told: dict[str, dict[str, float]] = dataclasses.field(
+    parameter_stats: dict[str, dict[str, float]] = dataclasses.field(
         default_factory=lambda: {s: {} for s in SITES}
     )
     masks: dict[tuple[str, str], float] = dataclasses.field(default_factory=lambda: {})
@@ -121,7 +121,7 @@ class Model:
         state |= {"norm": 0.1, "gradient": 0.1, "graded": 1.0, "nan": 0, "infinite": 0}
         if self.kind == "watch":
             state |= {"gradient": np.nan, "graded": np.nan, "change": 1e-3, "same": 0, "decay": 0}
-        states = [[{**state, **self.told[s]}[n] for n in PARAMETER_STATS] for s in SITES]
+        states = [[{**state, **self.parameter_stats[s]}[n] for n in PARAMETER_STATS] for s in SITES]
         assert np.packbits(bits, axis=2).shape[2] == MASK_BYTES
         return PassStats(
             sites=SITES,
