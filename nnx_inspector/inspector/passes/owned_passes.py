@@ -78,7 +78,7 @@ class Result:
     Attributes:
         value: the function's own result.
         record: the record, whose `values` are samples of units; see `sample_units`.
-        states: parameter (or running statistic) -> its state from `sample_parameters.sampled`.
+        states: parameter (or running statistic) -> its state from `sample_parameter`.
     """
 
     value: Value
@@ -453,8 +453,7 @@ class OwnedPasses:
 def _embedded_ids(
     stage: StagedCall, inputs: Sequence[Value], held: Collection[str]
 ) -> dict[str, Value]:
-    """What embeddings receive just as it is given, by `IDS_PREFIX` and the path of their "
-    "parameter."""
+    """What embeddings receive as it is given, by `IDS_PREFIX` and the path of their parameter."""
     every = [] if stage.eager else module_sites(stage.roots[()])
     sites = [site.key for site in every if isinstance(site.module, nnx.Embed)]
     if not sites:
