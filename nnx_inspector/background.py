@@ -212,7 +212,7 @@ class Subscription:
     Args:
         name: the function, as a sentence begins with it.
         failed: called with a message at the first call that raises, in the thread, and if calls
-            were left out, when it ends. Without it, both are warnings when it ends.
+            were left out, when it ends. None makes both warnings when it ends.
 
     Attributes:
         left_out: how many calls were not made.
@@ -221,7 +221,7 @@ class Subscription:
         last: called in the thread behind all that waits when it ends.
     """
 
-    def __init__(self, name: str, failed: Callable[[str], object] | None = None):
+    def __init__(self, name: str, failed: Callable[[str], object] | None):
         self.left_out = self.raised = 0
         self.ended: Callable[[], object] = lambda: None
         self.last: Callable[[], object] | None = None

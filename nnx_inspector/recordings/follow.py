@@ -26,6 +26,10 @@ _BYTES_PER_POLL: Final = 16 * 2**20
 _LONG_AGO: Final = 600.0
 """Seconds since its last change after which a file counts as left by its process at first sight.
 Clocks of two machines may differ, so it is many."""
+_STALLED: Final = 60.0
+"""Seconds without a step after which a living run counts as stalled, or `_SLOW` pauses."""
+_GONE_AFTER: Final = 20.0
+"""Seconds without a sign of life after which a run counts as gone; a writer gives one every two."""
 _SLOW: Final = 5.0
 """How many times the longest pause between two steps so far a pause may last."""
 
@@ -52,10 +56,6 @@ class Follower:
 
     Args:
         path: the file of `nni.watch(save=)` or `insp.save`.
-        stalled_after: seconds without a step after which a living run counts as stalled, or five
-            times the longest pause between two steps so far, if that is more.
-        gone_after: seconds without a sign of life after which a run counts as gone. A writer gives
-            one every two seconds.
         clock: a clock that never goes back, in seconds.
 
     Attributes:
@@ -82,15 +82,9 @@ class Follower:
     """
 
     def __init__(
-        self,
-        path: str | bytes | os.PathLike[str],
-        *,
-        stalled_after: float = 60.0,
-        gone_after: float = 20.0,
-        clock: Callable[[], float] = time.monotonic,
+        self, path: str | bytes | os.PathLike[str], *, clock: Callable[[], float] = time.monotonic
     ):
         self._path, self._clock = os.fspath(path), clock
-        self._stalled_after, self._gone_after = stalled_after, gone_after
         self.recording = Recording()
         self.recording.name = os.path.basename(os.fsdecode(path))
         self.replaced = 0
@@ -147,7 +141,7 @@ class Follower:
         self._file, self._status = file, status
         sign = status.st_ino, status.st_size, status.st_mtime_ns
         if self._sign is None and time.time() - status.st_mtime > _LONG_AGO:
-            self._alive = now - self._gone_after
+            self._alive = now - _GONE_AFTER
         elif sign != self._sign:
             self._alive = now
         self._sign = sign
@@ -191,7 +185,7 @@ class Follower:
         now, reader = self._clock(), self._reader
         if self._trouble:
             return RunState("gone", self._trouble)
-        if self._damage and now - min(self._damaged, self._alive) >= self._gone_after:
+        if self._damage and now - min(self._damaged, self._alive) >= _GONE_AFTER:
             return RunState(
                 "gone", f"The file is damaged: {self._damage}. What precedes it is shown."
             )
@@ -205,10 +199,10 @@ class Follower:
         last = f"Its last step is {passes[-1].step}." if passes else "It recorded no step."
         if marks and not marks[-1].open:
             return RunState("ended", f"{_end_text(marks[-1])} {last}")
-        if now - self._alive >= self._gone_after:
+        if now - self._alive >= _GONE_AFTER:
             return RunState("gone", f"{_GONE if marks else _UNKNOWN} {last}")
-        if now - self._stepped >= max(self._stalled_after, _SLOW * self._pause):
-            sign = f"its last sign of life came less than {self._gone_after:g} s ago"
+        if now - self._stepped >= max(_STALLED, _SLOW * self._pause):
+            sign = f"its last sign of life came less than {_GONE_AFTER:g} s ago"
             return RunState("stalled", f"The run records no step, but {sign}. {last}")
         return RunState("running", f"The run goes on. {last}")
 

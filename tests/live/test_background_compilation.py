@@ -16,6 +16,7 @@ from compilations import Compilations
 from flax import nnx
 from inside import inside
 from models import TwoLayers
+from training import loss_of
 
 import nnx_inspector as nni
 
@@ -23,14 +24,10 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing")
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
 
-def loss_fn(model, x):
-    return (model(x) ** 2).mean()
-
-
 def of_nnx(model, optimizer):
     @nnx.jit(donate_argnums=(0, 1))
     def step(model, optimizer, x):
-        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        loss, grads = nnx.value_and_grad(loss_of)(model, x)
         optimizer.update(model, grads)
         return loss
 
@@ -43,7 +40,7 @@ def of_jax(model, optimizer):
     @functools.partial(jax.jit, static_argnums=0)
     def step(graphdef, state, x):
         model = nnx.merge(graphdef, state)
-        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        loss, grads = nnx.value_and_grad(loss_of)(model, x)
         new = jax.tree.map(lambda p, g: p - 0.1 * g, state, nnx.state(grads))
         return new, loss
 
@@ -57,7 +54,7 @@ def of_jax(model, optimizer):
 
 
 def unjitted(model, optimizer):
-    return lambda: loss_fn(model, X)
+    return lambda: loss_of(model, X)
 
 
 class Loop:

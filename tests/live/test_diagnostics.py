@@ -13,18 +13,15 @@ from flax import nnx
 from inside import inside
 from models import TwoLayers
 from reused_model import ReusedModel
+from training import loss_of
 
 import nnx_inspector as nni
 
 X = jnp.ones((2, 3))
 
 
-def loss_fn(model, x):
-    return (model(x) ** 2).mean()
-
-
-forward = nnx.jit(loss_fn)
-backward = nnx.jit(lambda model, x: nnx.value_and_grad(loss_fn)(model, x)[0])
+forward = nnx.jit(loss_of)
+backward = nnx.jit(lambda model, x: nnx.value_and_grad(loss_of)(model, x)[0])
 only_a = nnx.jit(lambda model, x: model.a(x).mean())
 
 
@@ -236,13 +233,13 @@ def test_a_program_that_cannot_be_read_is_no_model_that_is_not_called(insp, mode
         raise ValueError("planted")
 
     monkeypatch.setattr("nnx_inspector.program.instrument.measure_updates", planted)
-    step = nnx.jit(lambda model, x: nnx.value_and_grad(loss_fn)(model, x)[0] + 0)  # traced anew
+    step = nnx.jit(lambda model, x: nnx.value_and_grad(loss_of)(model, x)[0] + 0)  # traced anew
     losses = []
     text = " ".join(loop(insp, lambda _: losses.append(float(step(model, X)))))
     assert "None of the 3 measured steps so far could be measured; the program could" in text
     assert "ValueError: planted" in text
     assert "called the TwoLayers" not in text
-    assert losses == [float(loss_fn(model, X))] * 4
+    assert losses == [float(loss_of(model, X))] * 4
     assert watched(insp.recording) == []
 
 
@@ -342,10 +339,10 @@ def test_a_pass_of_ones_own_tells_what_does_not_act_in_it(insp):
 def test_a_dropped_gradient_is_told(insp, model):
     @nnx.jit
     def step(model, x):
-        def loss_fn(model, x):
+        def loss_of(model, x):
             return (model.b(jax.lax.stop_gradient(model.a(x))) ** 2).mean()
 
-        return nnx.value_and_grad(loss_fn)(model, x)[0]
+        return nnx.value_and_grad(loss_of)(model, x)[0]
 
     stopped = insp.perturb("a", nni.ScaleGradient(2.0))
     passed = insp.perturb("b", nni.ScaleGradient(2.0))

@@ -14,6 +14,7 @@ import pytest
 from flax import nnx
 from interrupts import Interrupt
 from leftovers import patched_in_jax
+from models import TwoLayers
 
 import nnx_inspector as nni
 from nnx_inspector.hooks.hook import open_hooks
@@ -24,21 +25,12 @@ SHARE = 199
 """One line of so many is interrupted in the run that everybody waits for."""
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs):
-        self.a = nnx.Linear(3, 3, rngs=rngs)
-        self.b = nnx.Linear(3, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(nnx.relu(self.a(x)))
-
-
 class Loops:
     """The loops of one kind, over one model, each saved to one file."""
 
     def __init__(self, kind, path):
         self.kind, self.path = kind, path
-        self.model, self.x = Net(nnx.Rngs(0)), jnp.ones((4, 3))
+        self.model, self.x = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3))
         graphdef, self.state = nnx.split(self.model)
         # nothing of the model is written back, which flax does not do in one piece
         self.forward = jax.jit(jax.grad(lambda s, x: (nnx.merge(graphdef, s)(x) ** 2).mean()))
@@ -247,7 +239,7 @@ def test_what_nni_watch_would_warn_of_becomes_a_note_of_the_error_that_leaves_it
     from nnx_inspector.inspector.script import watch
 
     monkeypatch.setattr(watch, "dropped_warnings", lambda session: ["Something is lost."])
-    with pytest.raises(KeyboardInterrupt) as caught, nni.watch(Net(nnx.Rngs(0))):
+    with pytest.raises(KeyboardInterrupt) as caught, nni.watch(TwoLayers(nnx.Rngs(0))):
         raise KeyboardInterrupt
     assert caught.value.__notes__ == ["nnx_inspector: Something is lost."]
 
@@ -351,7 +343,7 @@ def closed_elsewhere(loop):
 
 @pytest.mark.parametrize("every", [1, 2])
 def test_a_generator_closed_in_another_thread_leaves_the_users_own_programs(every):
-    model, x, traced = Net(nnx.Rngs(0)), jnp.ones((4, 3)), []
+    model, x, traced = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3)), []
 
     @nnx.jit
     def step(model, x):
@@ -383,7 +375,7 @@ def test_a_generator_closed_in_another_thread_leaves_the_users_own_programs(ever
 
 
 def test_a_region_that_another_thread_has_left_lets_jax_go():
-    model, x = Net(nnx.Rngs(0)), jnp.ones((4, 3))
+    model, x = TwoLayers(nnx.Rngs(0)), jnp.ones((4, 3))
     forward = nnx.jit(lambda model, x: model(x))
     forward(model, x)
     clean = open_now()

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from training import Net
 
 import nnx_inspector as nni
 
@@ -13,16 +14,8 @@ IGNORED = "ignore:.*could not be attributed:nnx_inspector.errors.InspectorWarnin
 UNATTRIBUTED = pytest.mark.filterwarnings(IGNORED)
 
 
-class Net(nnx.Module):
-    def __init__(self, rngs, width=4):
-        self.a, self.b = nnx.Linear(3, width, rngs=rngs), nnx.Linear(width, 2, rngs=rngs)
-
-    def __call__(self, x):
-        return self.b(jnp.tanh(self.a(x)))
-
-
-def split(seed=0, width=4):
-    model = Net(nnx.Rngs(seed), width)
+def split(seed=0, outs=2):
+    model = Net(seed, outs=outs)
     return model, *nnx.split(model)
 
 
@@ -56,8 +49,8 @@ def test_a_step_that_merges_an_older_graphdef_is_measured():
 @pytest.mark.parametrize("each_step", [False, True])
 def test_a_tree_that_is_merged_within_the_loop_stays_the_model(each_step):
     """Merged once, it was the model in the first step, and a clone in all others."""
-    model = Net(nnx.Rngs(0))
-    older, step, tree = nnx.graphdef(Net(nnx.Rngs(1))), nnx.jit(lambda m, x: m(x)), None
+    model = Net()
+    older, step, tree = nnx.graphdef(Net(1)), nnx.jit(lambda m, x: m(x)), None
     insp = nni.Inspector(model, X, display=False)
     for _ in insp.watch(range(4), every=1):
         if each_step or tree is None:
@@ -164,8 +157,8 @@ def test_a_tree_that_is_merged_twice_from_the_same_values_makes_two_calls():
     "ignore:Nothing in the watched region:nnx_inspector.errors.InspectorWarning"
 )
 def test_a_tree_of_another_structure_is_another_model():
-    model = Net(nnx.Rngs(0))
-    _, graphdef, state = split(width=5)
+    model = Net()
+    _, graphdef, state = split(outs=5)
     with nni.watch(model, every=1) as recording:
         jax.jit(lambda state, x: nnx.merge(graphdef, state)(x))(state, X)
     assert recording.passes == ()
@@ -229,4 +222,4 @@ def test_the_models_own_arrays_are_the_model_whoever_merges_them(tree):
 @pytest.mark.parametrize("tree", [-1, "student", True])
 def test_a_tree_is_a_number(tree):
     with pytest.raises(ValueError, match="tree must be the number of a tree"):
-        nni.watch(Net(nnx.Rngs(0)), tree=tree).__enter__()
+        nni.watch(Net(), tree=tree).__enter__()

@@ -14,6 +14,7 @@ from inside import inside
 from leftovers import nothing_left
 from linear_stack import LinearStack
 from models import TwoLayers
+from training import loss_of
 
 import nnx_inspector as nni
 
@@ -21,14 +22,10 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 SGD = optax.sgd(0.0)
 
 
-def loss_fn(model, x):
-    return (model(x) ** 2).mean()
-
-
 def make_step():
     @nnx.jit(donate_argnums=(0, 1))
     def step(model, optimizer, x):
-        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        loss, grads = nnx.value_and_grad(loss_of)(model, x)
         optimizer.update(model, grads)
         return loss
 
@@ -50,8 +47,8 @@ def test_what_is_added_during_a_loop_is_compiled_beside_it_and_then_acts():
     optimizer = nnx.Optimizer(model, SGD, wrt=nnx.Param)
     insp = nni.Inspector(model, X, display=False)
     step, losses, states = make_step(), [], []
-    clean = float(loss_fn(model, X))
-    shifted = float(nni.perturbed(loss_fn)({"a": nni.Shift(2.0)}, model, X))
+    clean = float(loss_of(model, X))
+    shifted = float(nni.perturbed(loss_of)({"a": nni.Shift(2.0)}, model, X))
     handle, compiled = None, Compilations()
     with compiled:
         for i, _ in enumerate(insp.watch(iter(lambda: 0, 1), every=2)):
@@ -86,7 +83,7 @@ def test_a_perturbation_that_was_there_before_the_loop_acts_from_its_first_step(
     for _ in insp.watch([1, 2]):
         step(model, optimizer, X)
     insp.perturb("b", nni.Shift(1.0))
-    expected = float(nni.perturbed(loss_fn)({"b": nni.Shift(1.0)}, model, X))
+    expected = float(nni.perturbed(loss_of)({"b": nni.Shift(1.0)}, model, X))
     losses = [float(step(model, optimizer, X)) for _ in insp.watch(range(3))]
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
     insp.close()
@@ -132,14 +129,14 @@ def test_a_step_that_cannot_be_compiled_ahead_goes_on():
 def test_one_layer_of_a_stack_is_perturbed_in_the_users_own_step(reverse, remat):
     model = LinearStack(nnx.Rngs(0), layers=4, reverse=reverse, remat=remat)
     insp = nni.Inspector(model, X, display=False)
-    grad = nnx.jit(nnx.value_and_grad(loss_fn))
+    grad = nnx.jit(nnx.value_and_grad(loss_of))
     for layer in (1, -1):
         handle = insp.perturb(f"layers[{layer}]", nni.Scale(0.5))
         kernel, bias = model.layers.kernel[...], model.layers.bias[...]
         half = lambda v: v.at[layer].multiply(0.5)  # noqa: B023, E731 - used in this turn only
         by_hand = LinearStack(nnx.Rngs(0), layers=4, reverse=reverse)
         by_hand.layers.kernel[...], by_hand.layers.bias[...] = half(kernel), half(bias)
-        expected = float(loss_fn(by_hand, X))
+        expected = float(loss_of(by_hand, X))
         for _ in insp.watch(range(2), every=1):
             loss, grads = grad(model, X)
             np.testing.assert_allclose(loss, expected, rtol=1e-5)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from models import Stacked
+from training import loss_of
 
 import nnx_inspector as nni
 
@@ -26,10 +27,6 @@ class Net(nnx.Module):
         return nnx.remat(lambda layer, x: layer(x))(self.b, self.norm(h))
 
 
-def loss_fn(model, x):
-    return (model(x) ** 2).mean()
-
-
 def perturbed_loss(model, x, what):
     return (nni.perturbed(model)(what, x) ** 2).mean()
 
@@ -47,7 +44,7 @@ def assert_alike(a, b):
 @pytest.mark.parametrize("jit", [True, False], ids=["jit", "eager"])
 def test_a_watched_step_with_perturbed_parameters_is_the_hand_written_one(one, jit):
     model, twin = Net(nnx.Rngs(0)), Net(nnx.Rngs(0))
-    step = nnx.value_and_grad(loss_fn)
+    step = nnx.value_and_grad(loss_of)
     step = nnx.jit(step) if jit else step
     insp = nni.Inspector(model, X, display=False)
     before = numbers(nnx.state(model, nnx.Param))
@@ -106,7 +103,7 @@ def test_switching_and_tuning_compile_nothing_and_return_exactly():
     @nnx.jit
     def step(model, x):
         traces.append(1)
-        return loss_fn(model, x)
+        return loss_of(model, x)
 
     insp = nni.Inspector(model, X, display=False)
     handle = insp.perturb("**", nni.ParameterNoise(0.5))

@@ -11,6 +11,8 @@ from flax import nnx
 from jax.extend.core import Jaxpr
 from linear_stack import LinearStack
 from models import TwoLayers
+from record_checks import assert_summary
+from training import Call, figures, loss_of, numbers_of
 
 import nnx_inspector as nni
 from nnx_inspector._compat import native
@@ -20,15 +22,11 @@ from nnx_inspector.live.session import Session
 X = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)), jnp.float32)
 
 
-def loss_fn(model, x):
-    return (model(x) ** 2).mean()
-
-
 def make_step(traces):
     @nnx.jit
     def step(model, optimizer, x):
         traces.append(1)
-        loss, grads = nnx.value_and_grad(loss_fn)(model, x)
+        loss, grads = nnx.value_and_grad(loss_of)(model, x)
         optimizer.update(model, grads)
         return loss
 
@@ -43,23 +41,8 @@ def adam(model):
 
 
 def activations(model, x):
-    """Outputs and cotangents of the sites in float64, by hand."""
-    w = lambda v: np.asarray(v[...], np.float64)  # noqa: E731
-    x = np.asarray(x, np.float64)
-    a = x @ w(model.a.kernel) + w(model.a.bias)
-    h = np.tanh(a)
-    y = h @ w(model.b.kernel) + w(model.b.bias)
-    dy = 2 * y / y.size
-    da = (dy @ w(model.b.kernel).T) * (1 - h**2)
-    return {"": (y, dy), "a": (a, da), "b": (y, dy)}
-
-
-def check(summary, array):
-    assert summary.size == array.size
-    np.testing.assert_allclose(summary.mean, array.mean(), rtol=1e-4, atol=1e-7)
-    np.testing.assert_allclose(summary.std, array.std(), rtol=1e-4)
-    np.testing.assert_allclose(summary.norm, np.linalg.norm(array), rtol=1e-5)
-    np.testing.assert_allclose([summary.min, summary.max], [array.min(), array.max()], rtol=1e-5)
+    """Outputs and cotangents of the sites in float64, by hand: (site, quantity) -> array."""
+    return figures(Call(numbers_of(model), x))
 
 
 @pytest.mark.parametrize("jit", [True, False])
@@ -67,14 +50,13 @@ def test_every_figure_of_a_watched_step_is_that_of_a_hand_written_one(jit):
     model = TwoLayers(nnx.Rngs(0))
     expected = activations(model, X)
     session = Session(model, parameters=False)
-    f = nnx.value_and_grad(loss_fn)
+    f = nnx.value_and_grad(loss_of)
     with session.open():
         (nnx.jit(f) if jit else f)(model, X)
     got = session.take()
     assert list(got) == ["", "a", "b"]
-    for site, (output, gradient) in expected.items():
-        check(got[site]["output"], output)
-        check(got[site]["gradient"], gradient)
+    for (site, quantity), array in expected.items():
+        assert_summary(got[site][quantity], array)
     session.close()
 
 
@@ -102,7 +84,7 @@ def test_layers_of_a_scan_are_each_seen_once_also_under_remat():
     model = LinearStack(nnx.Rngs(0), layers=4, remat=True)
     session = Session(model)
     with session.open():
-        nnx.jit(nnx.value_and_grad(loss_fn))(model, X)
+        nnx.jit(nnx.value_and_grad(loss_of))(model, X)
     got = session.take()["layers"]
     kernel, bias = (
         np.asarray(v[...], np.float64) for v in (model.layers.kernel, model.layers.bias)
@@ -111,7 +93,7 @@ def test_layers_of_a_scan_are_each_seen_once_also_under_remat():
     for k, b in zip(kernel, bias, strict=True):
         outputs.append(h @ k + b)
         h = np.tanh(outputs[-1])
-    check(got["output"], np.stack(outputs))
+    assert_summary(got["output"], np.stack(outputs))
     assert got["gradient"].size == 4 * X.size
     session.close()
 
@@ -127,7 +109,7 @@ def test_a_vmapped_pass_is_summarised_as_one_batch():
 
     with session.open():
         f(model, X)
-    check(session.take()["a"]["output"], expected["a"][0])
+    assert_summary(session.take()["a"]["output"], expected["a", "output"])
     session.close()
 
 
@@ -152,8 +134,8 @@ def test_per_example_gradients_add_up(power, around):
     with session.open():
         f(model, X)
     got = session.take()
-    y = activations(model, X)[""][0]
-    check(got[""]["gradient"], 2 * y if power == 2 else np.ones_like(y))
+    y = activations(model, X)["", "output"]
+    assert_summary(got[""]["gradient"], 2 * y if power == 2 else np.ones_like(y))
     session.close()
 
 
@@ -175,9 +157,9 @@ def test_integers_keys_and_several_arrays_are_watched_without_disturbing_the_ste
     np.testing.assert_allclose(loss, bare, rtol=1e-6)
     got = session.take()
     y = np.asarray(model.inner(X), np.float64)
-    check(got[""]["output"], y)
-    check(got["(0.best)"]["output"], y.argmax(-1))
-    check(got["(0.sure)"]["output"], y > 0)
+    assert_summary(got[""]["output"], y)
+    assert_summary(got["(0.best)"]["output"], y.argmax(-1))
+    assert_summary(got["(0.sure)"]["output"], y > 0)
     assert "gradient" not in got["(0.best)"] | got["(0.sure)"]
     assert got[""]["gradient"].size == y.size
     session.close()
@@ -195,7 +177,7 @@ def test_the_turns_of_a_while_loop_add_up_and_do_not_break_the_gradient():
             return self.head(x + jax.lax.stop_gradient(y))
 
     model = Looped(nnx.Rngs(0))
-    f = nnx.jit(nnx.value_and_grad(loss_fn))
+    f = nnx.jit(nnx.value_and_grad(loss_of))
     bare = f(model, X)[0]
     session = Session(model)
     with session.open():
@@ -207,7 +189,7 @@ def test_the_turns_of_a_while_loop_add_up_and_do_not_break_the_gradient():
         turns.append(np.asarray(x))
     assert not session.unseen
     found = session.take()
-    check(found["inner"]["output"], np.stack(turns))
+    assert_summary(found["inner"]["output"], np.stack(turns))
     assert "gradient" not in found["inner"], "none leaves a while loop"
     assert "gradient" in found["head"]
     session.close()
@@ -316,7 +298,7 @@ def test_a_session_leaves_hardly_more_behind_than_what_jax_keeps_of_the_model_s_
         model = TwoLayers(nnx.Rngs(0))
         session = Session(model)
         with session.open():
-            nnx.jit(nnx.value_and_grad(loss_fn))(model, X)
+            nnx.jit(nnx.value_and_grad(loss_of))(model, X)
         session.take()
         session.close()
 
@@ -338,7 +320,7 @@ def test_a_watched_program_keeps_nothing_of_its_trace():
         return [x for x in gc.get_objects() if isinstance(x, jax.core.Tracer)]
 
     model = TwoLayers(nnx.Rngs(0))
-    step = nnx.jit(nnx.value_and_grad(loss_fn))
+    step = nnx.jit(nnx.value_and_grad(loss_of))
     session = Session(model)
     before = tracers()  # of other tests in this process, kept here so that no id is used again
     with session.open():
@@ -356,7 +338,7 @@ def test_a_step_that_is_computed_again_has_outputs_and_gradients():
     model = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
 
     def step(model, x):
-        loss = lambda model, x: jax.checkpoint(lambda x: loss_fn(model, x))(x)  # noqa: E731
+        loss = lambda model, x: jax.checkpoint(lambda x: loss_of(model, x))(x)  # noqa: E731
         return nnx.value_and_grad(loss)(model, x)
 
     with nni.watch(model, every=1) as recording:
@@ -367,6 +349,4 @@ def test_a_step_that_is_computed_again_has_outputs_and_gradients():
         y = (i + 1) * np.asarray(X, np.float64) @ np.asarray(model.kernel[...], np.float64)
         found = recording.summary("", index=i), recording.summary("", "gradient", index=i)
         for summary, values in zip(found, (y, 2 * y / y.size), strict=True):
-            assert summary.size == values.size
-            np.testing.assert_allclose(summary.mean, values.mean(), rtol=1e-4)
-            np.testing.assert_allclose(summary.norm, np.linalg.norm(values), rtol=1e-4)
+            assert_summary(summary, values, rtol=1e-4)

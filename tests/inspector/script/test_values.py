@@ -21,6 +21,7 @@ from nnx_inspector.findings import facts
 from nnx_inspector.inspector.script import values as requests
 from nnx_inspector.inspector.script import watch as script
 from nnx_inspector.live.programs import traced_program
+from nnx_inspector.recordings import follow
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen import run as runs
 from nnx_inspector.screen.control import folder
@@ -316,9 +317,9 @@ class Gate:
 
 def test_a_run_that_makes_no_step_is_not_waited_for(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "STALL_TIMEOUT", 0.0)
+    monkeypatch.setattr(follow, "_STALLED", 0.0)  # no wait for the real limit
     gate = Gate()
     with Asked(tmp_path / "run.nni", step=gate.step) as asked:
-        asked.run._following._stalled_after = 0.0  # no wait for the real limit
         gate.free.clear()
         assert gate.waits.wait(60)
         with pytest.raises(InspectorError, match="has made no step since it was asked"):
