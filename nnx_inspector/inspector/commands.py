@@ -147,10 +147,8 @@ def perturbation_of(message: object, handles: Handles) -> Value:
                 else None
             )
         case protocol.SetMask():
-            mask, number = (
-                mask_of_bits(message.mask, message.units, message.columns),
-                message.perturbation,
-            )
+            number = message.perturbation
+            mask = mask_of_bits(message.mask, message.units, message.columns)
             old = None if number is None else handles.get(number).perturbation
             if isinstance(old, Mask):
                 return dataclasses.replace(old, mask=mask)

@@ -33,10 +33,7 @@ def content_of(core: Core, kept: Sequence[protocol.Message | None]) -> PageConte
     assert layout is not None  # both exist from the beginning
     assert state is not None
     detailed = detailed_sites(layout, state.selected)
-    pages, model = (
-        Pages(core),
-        ModelContent(core),
-    )  # not the screen's: those remember what they show
+    pages, model = Pages(core), ModelContent(core)  # not the screen's: that remembers what it shows
     answers = {
         "flow": _answers(detailed, _flow_maker(core, layout)),
         "nnx": _answers(detailed, lambda site: (pages.page(site, 0, model), None)),

@@ -339,10 +339,8 @@ class Reruns:
     ) -> ShownPass:
         self._core.show_modes(call.switches)
         looping = self._core.looping
-        at, arrays = (
-            self._core.step if step is None else step,
-            weak_arrays(call.parts.leaves),
-        )
+        at = self._core.step if step is None else step
+        arrays = weak_arrays(call.parts.leaves)
         outcome = run_pass(self._core.programs, call, setting)
         return ShownPass(request, call.switches, setting, outcome, at, looping, arrays)
 
@@ -449,10 +447,9 @@ class Reruns:
             return
         if self._core.looping:  # the loop measures the effect at its next measured step
             return self._core.view.state_changed()
-        shown, switches, passes = self._core.shown, self._core.modes.switches(), self._core.programs
-        if shown is None or not self._is_shown(
-            self._core.request, switches, self._core.handles.setting()
-        ):
+        shown, request, passes = self._core.shown, self._core.request, self._core.programs
+        now = self._core.modes.switches(), self._core.handles.setting()
+        if shown is None or not self._is_shown(request, *now):
             self.refresh()
         elif shown.outcome.differences is None and shown.setting.active:
             call = self._call_of(shown)
@@ -480,10 +477,8 @@ class Reruns:
 
     def _queue_effects_alone(self, shown: ShownPass) -> None:
         """If there are several perturbations, measure the effect of each by itself."""
-        if (
-            len([h for h in self._core.handles.all() if h.enabled]) > 1
-            and not self._core.in_all_processes
-        ):
+        several = sum(handle.enabled for handle in self._core.handles.all()) > 1
+        if several and not self._core.in_all_processes:
             measure = weak_method(self._measure_effects_alone)
             self._effects_worker.submit(lambda: measure(shown))
 

@@ -174,11 +174,7 @@ class Studies:
             )
 
     def _search_maker(
-        self,
-        request: protocol.Study,
-        data: Iterable[object] | None,
-        k: int,
-        inputs: Select | None,
+        self, request: protocol.Study, data: Iterable[object] | None, k: int, inputs: Select | None
     ) -> Make:
         def make(call: Call, report: Report) -> TopExamples:
             kwargs = call.kwargs if data is None else {}

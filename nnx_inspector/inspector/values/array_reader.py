@@ -122,14 +122,7 @@ class ArrayReader:
         parts = of.call.parts
         require_one_process(of.call.arrays, "The values")
         require_not_deleted([*parts.leaves, *parts.arrays], "The values", of.call.model)
-        what = (
-            site,
-            part,
-            of.request,
-            of.call.switches,
-            _setting_key(setting),
-            of.passes.keys,
-        )
+        what = (site, part, of.request, of.call.switches, _setting_key(setting), of.passes.keys)
         found = self.cache.find(what, parts.leaves)  # the request stands for the arguments
         if found is not None:
             return found
@@ -156,10 +149,8 @@ class ArrayReader:
             raise InspectorError(f"{site!r} computes no attention itself. Sites that do: {those}.")
         # a method of the module that the call calls has sites of its own: `attn:attend@attention`
         glob = "/".join([*filter(None, [escaped_glob(module_key(site))]), "**:*@attention"])
-        selection, keys = (
-            Selection((*of.passes.selection.terms, glob, f"{glob}[*")),
-            of.passes.keys,
-        )
+        keys = of.passes.keys
+        selection = Selection((*of.passes.selection.terms, glob, f"{glob}[*"))
         passes = self._attending.setdefault((selection, keys), OwnedPasses(keys, selection))
         calls = passes.read(of.call, trace_of).calls
         found = [c.site for c in calls if is_pattern(c.site) and _calling_module(calls, c) == site]
