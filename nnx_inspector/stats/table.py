@@ -48,9 +48,9 @@ def stats_of(found: Sparse) -> _Floats:
     """The figures of each summary, float64[rows, STATISTICS].
 
     Example:
-        >>> from nnx_inspector.stats.encoding import decoded, encoded
+        >>> from nnx_inspector.stats.encoding import decode, encode
         >>> from nnx_inspector.stats.summary import empty
-        >>> stats_of(decoded(encoded([empty()])))[0, :2].tolist()
+        >>> stats_of(decode(encode([empty()])))[0, :2].tolist()
         [0.0, nan]
     """
     points, sums = as_floats(found.kinds, found.points), found.sums
@@ -93,9 +93,9 @@ def sparklines_of(found: Sparse, heights: int) -> npt.NDArray[np.uint8]:
     """The `Summary.sparkline` of each summary, uint8[rows, heights]; zeros if nothing is known.
 
     Example:
-        >>> from nnx_inspector.stats.encoding import decoded, encoded
+        >>> from nnx_inspector.stats.encoding import decode, encode
         >>> from nnx_inspector.stats.summary import empty
-        >>> sparklines_of(decoded(encoded([empty()])), 3).tolist()
+        >>> sparklines_of(decode(encode([empty()])), 3).tolist()
         [[0, 0, 0]]
     """
     lines = np.zeros((len(found.kinds), heights), np.uint8)
@@ -117,9 +117,9 @@ def histograms_of(found: Sparse, bins: int) -> tuple[_Ints, _Floats, _Ints]:
         edges; and int64[n, bins], their counts.
 
     Example:
-        >>> from nnx_inspector.stats.encoding import decoded, encoded
+        >>> from nnx_inspector.stats.encoding import decode, encode
         >>> from nnx_inspector.stats.summary import empty
-        >>> [len(part) for part in histograms_of(decoded(encoded([empty()])), 3)]
+        >>> [len(part) for part in histograms_of(decode(encode([empty()])), 3)]
         [0, 0, 0]
     """
     known, values = values_of(found)
@@ -172,9 +172,9 @@ def casts_of(found: Sparse, cast: Cast, *, scaled: bool = False) -> _Floats:
         count as rounded to 0.
 
     Example:
-        >>> from nnx_inspector.stats.encoding import decoded, encoded
+        >>> from nnx_inspector.stats.encoding import decode, encode
         >>> from nnx_inspector.stats.summarize import summarize
-        >>> found = decoded(encoded([summarize(np.array([0.0, 1e-9, 1e-6, 1.0, 7e4]))]))
+        >>> found = decode(encode([summarize(np.array([0.0, 1e-9, 1e-6, 1.0, 7e4]))]))
         >>> casts_of(found, CASTS["float16"]).tolist()
         [[0.2, 0.2, 0.2]]
     """
