@@ -150,15 +150,15 @@ KEPT = """
 import sys
 import jax, numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
-from nnx_inspector.stats.unreduced import all_finished
-from nnx_inspector.stats.summarize import summarize_apart
+from nnx_inspector.stats.unreduced import reduce_tree
+from nnx_inspector.stats.summarize import summarize_unreduced
 jax.config.update("jax_compilation_cache_dir", sys.argv[1])
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 found = []
 jax.monitoring.register_event_listener(lambda name, **_: found.append(name))
 mesh = jax.make_mesh((4,), ("d",), axis_types=(AxisType.Auto,))
 x = jax.device_put(np.arange(32.0, dtype=np.float32), NamedSharding(mesh, P("d")))
-one = jax.jit(lambda x: all_finished(summarize_apart(x)))(x)
+one = jax.jit(lambda x: reduce_tree(summarize_unreduced(x)))(x)
 print(one.mean, one.max, sum(name.endswith("cache_hits") for name in found))
 """
 
