@@ -273,20 +273,20 @@ def late(mesh: Any) -> dict[str, Any]:
     """The coordinator says nothing in time to a measured step, and nothing any more to another."""
     net, optimizer, x = made(mesh, "data", Net)
     insp, step, losses = nni.Inspector(net, x, display=False), whole(), list[float]()
-    meet = process_group.Coordinator.meet
+    barrier = process_group.Coordinator.wait_at_barrier
 
     def is_gone(*_: Any) -> bool:
         raise jax.errors.JaxRuntimeError("UNAVAILABLE: it is gone")
 
     for i in insp.watch(range(LAST + 1), every=3):
         if i == 4:
-            process_group.Coordinator.meet = lambda *_: False
+            process_group.Coordinator.wait_at_barrier = lambda *_: False
         if i == 7:
-            process_group.Coordinator.meet = meet
+            process_group.Coordinator.wait_at_barrier = barrier
         if i == 10:
-            process_group.Coordinator.meet = is_gone
+            process_group.Coordinator.wait_at_barrier = is_gone
         losses.append(float(step(net, optimizer, x)))
-    process_group.Coordinator.meet = meet
+    process_group.Coordinator.wait_at_barrier = barrier
     insp.close()
     said = {"steps": [one.step for one in inside(insp).core.recording.passes]}
     with tempfile.TemporaryDirectory() as folder:
@@ -294,9 +294,9 @@ def late(mesh: Any) -> dict[str, Any]:
         with nni.watch(net, every=3, **how) as recording:
             for i in range(LAST):
                 if i == 4:  # a steered region meets before its measured steps too
-                    process_group.Coordinator.meet = lambda *_: False
+                    process_group.Coordinator.wait_at_barrier = lambda *_: False
                 losses.append(float(step(net, optimizer, x)))
-    process_group.Coordinator.meet = meet
+    process_group.Coordinator.wait_at_barrier = barrier
     return {**said, "losses": losses, "steered": [one.step for one in recording.passes]}
 
 

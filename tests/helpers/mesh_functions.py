@@ -138,7 +138,7 @@ def first_nan(w: World) -> Any:
 def diagnose(w: World) -> Any:
     _, record = nnx.jit(nni.capture(w.model))(w.x)
     with w.inspector() as insp:
-        return [(f.kind, f.site) for f in nni.diagnose(insp.recording)], record
+        return [(f.rule, f.site) for f in nni.diagnose(insp.recording)], record
 
 
 PERTURBATIONS: dict[str, Callable[[World], Any]] = {
@@ -368,7 +368,7 @@ def watch(w: World) -> Any:
 def inspector_watch(w: World) -> Any:
     with w.inspector() as insp:
         losses = trained(w, lambda batches: insp.watch(batches, every=2))
-        return losses, insp.recording, [(f.kind, f.site) for f in insp.findings]
+        return losses, insp.recording, [(f.rule, f.site) for f in insp.findings]
 
 
 @register
@@ -414,7 +414,7 @@ def inspector_run(w: World) -> Any:
         found["run"] = insp.run(w.x)
         found["step"] = insp.step(w.loss(), w.x)
         found["recording"] = insp.recording
-        found["findings"] = [(f.kind, f.site) for f in insp.findings]
+        found["findings"] = [(f.rule, f.site) for f in insp.findings]
         found["nan"] = insp.first_nan()
         found["parameters"] = insp.parameters("")
         insp.update(nnx.state(w.model))
