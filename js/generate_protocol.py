@@ -69,13 +69,13 @@ def protocol_source(protocol: types.ModuleType, menu: Iterable[Any]) -> str:
     for name in (
         "QUANTITIES",
         "PARAMETER_QUANTITIES",
-        "ROW_FIGURES",
+        "ROW_STATS",
         "STATISTICS",
         "HISTORY_QUANTILES",
-        "UNIT_FIGURES",
-        "POSITION_FIGURES",
+        "UNIT_STATS",
+        "POSITION_STATS",
         "CASTS",
-        "CAST_FIGURES",
+        "CAST_STATS",
     ):
         items = ", ".join(
             f'"{v}"' if isinstance(v, str) else repr(v) for v in getattr(protocol, name)
@@ -212,7 +212,7 @@ def golden_messages(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | 
         python='insp.selected = "blocks/0"', closed=False,
         waiting=(p.Waiting(what="compiling the measured step", seconds=8.5),),
     )  # fmt: skip
-    units = p.UnitFigures(
+    units = p.UnitStats(
         version=p.VERSION, id=12, site="head", each=8, source="the last step",
         units=10, more=0, why="",
     )  # fmt: skip
@@ -327,7 +327,7 @@ def golden_messages(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | 
         "frame": (
             frame,
             p.buffer_of(
-                table, ramp(2, len(p.ROW_FIGURES)), of_parameters, sparklines.astype(np.uint8),
+                table, ramp(2, len(p.ROW_STATS)), of_parameters, sparklines.astype(np.uint8),
                 *histograms, *histograms, histograms[1],
             ),
         ),
@@ -353,10 +353,10 @@ def golden_messages(protocol: types.ModuleType) -> dict[str, tuple[Any, bytes | 
         ),
         "curves": (curves, p.buffer_of(np.array([[1, 0.5], [2, np.nan], [3, 0.25]]), np.array([[3, 1.0]]))),
         "state": (state, None),
-        "units": (units, p.buffer_of(ramp(len(p.UNIT_FIGURES), 10))),
+        "units": (units, p.buffer_of(ramp(len(p.UNIT_STATS), 10))),
         "code": (code, None),
         "compilations": (compilations, None),
-        "casts": (casts, p.buffer_of(ramp(2, len(p.CASTS), len(p.CAST_FIGURES)))),
+        "casts": (casts, p.buffer_of(ramp(2, len(p.CASTS), len(p.CAST_STATS)))),
         "sweep": (sweep, None),
         "weights": (p.Weights(version=p.VERSION, name="step <b>7</b>", rows=weights, total=9), None),
         "other": (p.Other(version=p.VERSION, name="run <b>7</b>.nni", step=40, number=1), None),

@@ -122,7 +122,7 @@ class OffUnits:
 
 def find_off_units(context: RuleContext, site: str) -> OffUnits | None:
     """The units that are off, if they are more than chance explains or a healthy layer has."""
-    facts, (_, figures) = context.site(site), context.with_figures(site)[-1]
+    facts, (_, figures) = context.site(site), context.with_stats(site)[-1]
     samples = context.sample_count(site)
     below = facts.activation == "relu" or _is_far_below(context, site)
     mask = "below" if below else "dead"
@@ -193,7 +193,7 @@ def find_zeros(context: RuleContext, site: str) -> Zeros | None:
     Harmless are zeros that the model was given, parameters that begin at 0 and are yet to learn,
     and zeros of an earlier site, of which that site is the origin.
     """
-    passes = context.with_figures(site)
+    passes = context.with_stats(site)
     is_product = context.site(site).affine == 1
     zero = all(_is_zero(one, site) or returns_only_bias(context, one, site) for one, _ in passes)
     still = is_product and len(passes) >= FEW_PASSES
@@ -283,7 +283,7 @@ def multiplies_harmless_zeros(context: RuleContext, site: str) -> bool:
 
 
 def _always_returns_only_bias(context: RuleContext, site: str) -> bool:
-    passes = context.with_figures(site)
+    passes = context.with_stats(site)
     return bool(passes) and all(returns_only_bias(context, one, site) for one, _ in passes)
 
 
@@ -338,7 +338,7 @@ def receives_only_zeros(context: RuleContext, one: Pass, site: str) -> bool:
 
 def _is_far_below(context: RuleContext, site: str) -> bool:
     limit = OFF_AT.get(context.site(site).activation, -math.inf)
-    found = [one.summary(site) for one, _ in context.with_figures(site)]
+    found = [one.summary(site) for one, _ in context.with_stats(site)]
     return all(one is not None and one.max <= limit for one in found)
 
 

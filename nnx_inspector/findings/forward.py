@@ -76,7 +76,7 @@ def dead_units(context: RuleContext) -> Iterator[Finding]:
     off: list[tuple[str, OffUnits]] = []
     zeros: dict[tuple[str, str], list[tuple[str, Zeros]]] = {}
     for site in context.measured_sites:
-        last = context.with_figures(site)[-1][1]
+        last = context.with_stats(site)[-1][1]
         if not context.parameters_in(site) or context.has_zero_weights(site, last, of=any):
             continue  # no parameters: it passes on its input; zeros (LoRA) have not learnt yet
         if not site and len(context.measured_sites) > 1:
@@ -99,7 +99,7 @@ def dead_units(context: RuleContext) -> Iterator[Finding]:
 
 def _passes_on_input(context: RuleContext, site: str) -> bool:
     """Whether a site's output is what it is because of its input: the same for all, or zeros."""
-    facts, passes = context.site(site), context.with_figures(site)
+    facts, passes = context.site(site), context.with_stats(site)
     figures = passes[-1][1]
     if facts.activation == "relu" and figures.varied == 1 and figures.figure(site, "flat") == 1:
         return True
@@ -117,7 +117,7 @@ def _passes_on_input(context: RuleContext, site: str) -> bool:
 
 def _off_finding(context: RuleContext, found: list[tuple[str, OffUnits]]) -> Finding:
     site, off = found[0]  # one that lets nothing pass, if there is any
-    passes = context.with_figures(site)
+    passes = context.with_stats(site)
     step = context.first_step_masked(site, off.mask, off.part)
     return Finding(
         rule="dead-units",
@@ -160,7 +160,7 @@ def _zeros_finding(context: RuleContext, found: list[tuple[str, Zeros]]) -> Find
         severity="warning" if zeros.why == "gate" else "error",
         evidence={
             "fraction": 1.0,
-            "units": int(context.with_figures(site)[-1][1].figure(site, "units")),
+            "units": int(context.with_stats(site)[-1][1].figure(site, "units")),
             "values": context.sample_count(site),
             "passes": zeros.passes,
             "others": len(found) - 1,
@@ -212,7 +212,7 @@ def saturated_units(context: RuleContext) -> Iterator[Finding]:
     if found:
         site, mask, part = found[0]
         function = "tanh" if mask in ("tanh", "top") else "the sigmoid"
-        passes = context.with_figures(site)
+        passes = context.with_stats(site)
         yield Finding(
             rule="saturated-units",
             site=site,

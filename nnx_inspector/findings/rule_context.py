@@ -222,11 +222,11 @@ class RuleContext:
 
     # ---------------------------------------------------------------- the passes
 
-    def with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
+    def with_stats(self, site: str) -> list[tuple[Pass, PassStats]]:
         """The last clean passes with figures of a site, oldest first."""
-        return self._all_with_figures(site)[-LAST_PASSES:]
+        return self._all_with_stats(site)[-LAST_PASSES:]
 
-    def _all_with_figures(self, site: str) -> list[tuple[Pass, PassStats]]:
+    def _all_with_stats(self, site: str) -> list[tuple[Pass, PassStats]]:
         return [(p, f) for p in self.clean if (f := p.figures) is not None and site in f.row_of]
 
     @functools.cached_property
@@ -252,7 +252,7 @@ class RuleContext:
 
     def mask_in_all(self, site: str, mask: str) -> npt.NDArray[np.bool_]:
         """Which of the examined units have this mask set in all of the last passes."""
-        found = self.with_figures(site)
+        found = self.with_stats(site)
         units = min(int(f.figure(site, "looked")) for _, f in found)
         each = [unpack_mask(f.masks[f.row_of[site]], mask)[:units] for _, f in found]
         return np.logical_and.reduce(each)
@@ -264,14 +264,14 @@ class RuleContext:
 
     def part_text(self, site: str, part: float) -> str:
         """`"50% of the 64 units of 'a'"`; if not all were examined, it counts those that were."""
-        units = units_text(self.with_figures(site)[-1][1], site)
+        units = units_text(self.with_stats(site)[-1][1], site)
         return f"{part:.0%} of the {units} of {site_text(site)}"
 
     def values_text(self, site: str, passes: Sequence[PassStats] = ()) -> str:
         """How many values of each unit these passes, or all, examine: `"64 values examined"`."""
         each = {
             examined_count(f.figure(site, "examples")) * int(f.figure(site, "positions"))
-            for f in passes or [f for _, f in self.with_figures(site)]
+            for f in passes or [f for _, f in self.with_stats(site)]
         }
         often = " in each call" if self.paths.calls(site) > 1 else ""
         return " to ".join(map(str, sorted({min(each), max(each)}))) + " values examined" + often
@@ -280,13 +280,13 @@ class RuleContext:
         """The most values of a unit examined in one pass, not over passes: batches may repeat."""
         each = [
             (f.figure(site, "examples") if f.varied else 1) * f.figure(site, "positions")
-            for _, f in self.with_figures(site)
+            for _, f in self.with_stats(site)
         ]
         return int(max(each))
 
     def first_step_masked(self, site: str, mask: str, part: float) -> int:
         """The first step from which on this fraction of the units is masked in every pass."""
-        found = self._all_with_figures(site)
+        found = self._all_with_stats(site)
         step = found[-1][0].step
         for one, figures in reversed(found):
             if self.masked_part(figures, site, mask) < part:

@@ -220,9 +220,9 @@ def _axes_of(core: Core, site: str, output: str) -> tuple[str, ...]:
 
 def _units_message(core: Core, record: Record, site: str, *, number: int, axis: int = -1) -> Answer:
     one = _units_leaves(_units_in(core, record, site, axis))[0]
-    figures = np.stack([_unit_figure(one, name) for name in protocol.UNIT_FIGURES])
+    figures = np.stack([_unit_figure(one, name) for name in protocol.UNIT_STATS])
     shown = figures[:, : protocol.MOST_UNITS]
-    message = protocol.UnitFigures(
+    message = protocol.UnitStats(
         id=number,
         site=site,
         each=int(np.max(one.size, initial=0)),

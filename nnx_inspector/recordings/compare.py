@@ -144,7 +144,9 @@ def _unrolled(site: str) -> list[str]:
 
 def differences(a: _Summaries, b: _Summaries) -> list[Difference]:
     """The rows of `compare`, in its order, for the summaries of two passes."""
-    rows = [Difference(*key, *_figures(a.get(key), b.get(key))) for key in dict.fromkeys((*a, *b))]
+    rows = [
+        Difference(*key, *_statistics(a.get(key), b.get(key))) for key in dict.fromkeys((*a, *b))
+    ]
     return sorted(rows, key=_rank)
 
 
@@ -198,7 +200,7 @@ def _last_steps(steps: list[int]) -> str:
     return ", ".join(map(str, steps[-3:])) or "none: nothing was recorded"
 
 
-def _figures(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
+def _statistics(a: Summary | None, b: Summary | None) -> tuple[Any, ...]:
     nan = float("nan")
     if a is None or b is None:
         counts = [None if one is None or one.saturated else one.nan for one in (a, b)]

@@ -115,7 +115,7 @@ def _binned(found: Sparse) -> Binned:
     return Binned(bins, counts, low, high)
 
 
-def figures_of(blobs: Sequence[bytes]) -> Float[np.ndarray, "summary figure"]:
+def decoded_stats(blobs: Sequence[bytes]) -> Float[np.ndarray, "summary figure"]:
     """`STATISTICS` and the quantiles of each encoded summary; NaN for an unknown."""
     rows = [np.zeros((0, len(STATISTICS) + len(HISTORY_QUANTILES)))]
     for start in range(0, len(blobs), _BATCH):
@@ -138,7 +138,7 @@ def passes_frame(
         if layers or layer_of(key[0]) is None
     ]
     heads = [(p.step, p.number, p.kind, p.perturbed, *key) for p, key, _ in chosen]
-    figures = figures_of([blob for _, _, blob in chosen]).tolist()
+    figures = decoded_stats([blob for _, _, blob in chosen]).tolist()
     updates = [
         tuple(p.update_of(key[0]).values()) if key[1] == "parameter" else (np.nan,) * len(UPDATE)
         for p, key, _ in chosen

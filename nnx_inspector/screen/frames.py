@@ -80,7 +80,7 @@ class ParameterTable:
     Attributes:
         measured: the pass.
         by_row: the parameters that each row itself holds, by its number.
-        rows: `ROW_FIGURES` of each row, float64; NaN where there is nothing.
+        rows: `ROW_STATS` of each row, float64; NaN where there is nothing.
     """
 
     measured: Pass
@@ -91,7 +91,7 @@ class ParameterTable:
     def of_pass(keys: Sequence[str], measured: Pass) -> ParameterTable:
         paths = [key for key, quantity in measured.keys if quantity == "parameter"]
         by_row = parameters_of(keys, paths)
-        rows = np.full((len(keys), len(protocol.ROW_FIGURES)), np.nan)
+        rows = np.full((len(keys), len(protocol.ROW_STATS)), np.nan)
         quantities = protocol.PARAMETER_QUANTITIES if by_row else ()
         sizes = [measured.norms(quantity) for quantity in quantities]
         updates = measured.updates("update"), measured.updates("lost")

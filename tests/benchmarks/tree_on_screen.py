@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 
-from nnx_inspector.screen.protocol import QUANTITIES, ROW_FIGURES, SPARK, STATISTICS
+from nnx_inspector.screen.protocol import QUANTITIES, ROW_STATS, SPARK, STATISTICS
 from tests.benchmarks.widget_page import PAGE, Site, messages, open_page, print_table, site
 
 SCRIPT = pathlib.Path(__file__).with_suffix(".js").read_text(encoding="utf-8")
@@ -31,7 +31,7 @@ def sites_of(modules: int) -> list[Site]:
 def measured(modules: int, updates: int, pages: int) -> dict[str, list[float]]:
     """Milliseconds by what was measured."""
     sizes = {"statistics": len(STATISTICS), "quantities": len(QUANTITIES), "spark": SPARK}
-    sizes["figures"] = len(ROW_FIGURES)
+    sizes["figures"] = len(ROW_STATS)
     told = {**messages(sites_of(modules), "blocks/1/part3"), **sizes}
     firsts: list[float] = []
     times: dict[str, list[float]] = {}

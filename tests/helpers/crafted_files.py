@@ -12,7 +12,7 @@ import zlib
 from typing import Any
 
 import safetensors.numpy
-from summaries import all_summaries, some_facts, some_figures
+from summaries import all_summaries, some_facts, some_statistics
 
 from nnx_inspector.recordings.recording import Recording
 
@@ -51,7 +51,7 @@ def fill(recording: Recording, steps: range, *, hold: bool = False) -> None:
         if hold:  # one of them is incomplete
             recording.hold(i, i, {} if i == 5 else of, **marks)
         points = {"loß": float("nan") if i == 3 else i}
-        marks["figures"] = some_figures(i) if i % 2 else None
+        marks["figures"] = some_statistics(i) if i % 2 else None
         recording.append(i, of, metrics=points, held=i if hold else None, **marks)
 
 

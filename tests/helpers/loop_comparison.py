@@ -148,7 +148,7 @@ def nearest(one, calls):
     return min(calls, key=lambda c: abs(one.summary("", "output").mean - c["", "output"].mean()))
 
 
-def check_figures(one, calls, tolerance):
+def check_statistics(one, calls, tolerance):
     wanted: dict[Any, list[np.ndarray]] = {}
     for call in calls:
         for key, values in call.items():
@@ -191,4 +191,4 @@ def check(name: str, way: str, *, perturbed: bool = False) -> None:
             ]
         if way != "script" and loop.inspected:  # an example's trace has no members
             calls = [*map(without_members, calls)]
-        check_figures(one, calls, loop.tolerance)
+        check_statistics(one, calls, loop.tolerance)

@@ -72,7 +72,7 @@ class Unpacked:
         return table, sparks
 
     def rows(self, at: int, sites: int) -> np.ndarray:
-        shape = (sites, len(protocol.ROW_FIGURES), -1)
+        shape = (sites, len(protocol.ROW_STATS), -1)
         return self.numbers(self.index["rows"]).reshape(shape)[..., at]
 
     def parameters(self, row: int, at: int) -> list[tuple[dict[str, Any], np.ndarray, list[Any]]]:

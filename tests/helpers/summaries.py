@@ -105,7 +105,7 @@ def deflate_summary(one: Summary) -> bytes:
     return header + moments + zlib.compress(bytes(planes), 1)
 
 
-def some_figures(seed: int) -> PassStats:
+def some_statistics(seed: int) -> PassStats:
     """The figures of a pass, including NaN and Inf."""
     random = np.random.default_rng(seed)
     sites, parameters = ("a", "blocks[3]/attn")[: seed % 3], ("a/kernel", "größe")[: seed % 2 + 1]

@@ -138,9 +138,9 @@ def test_the_message_of_units_has_their_figures(insp):
     message, buffer = seen(insp, "units", "up")
     assert (message.units, message.more, message.source) == (7, 0, "the example")
     assert message.each == 9
-    figures = np.frombuffer(buffer, "<f8").reshape(len(protocol.UNIT_FIGURES), 7)
+    figures = np.frombuffer(buffer, "<f8").reshape(len(protocol.UNIT_STATS), 7)
     units = insp.units("up")
-    for row, name in zip(figures, protocol.UNIT_FIGURES, strict=True):
+    for row, name in zip(figures, protocol.UNIT_STATS, strict=True):
         expected = units.nan if name == "nonfinite" else getattr(units, name)
         np.testing.assert_array_equal(row, expected, err_msg=name)
 
@@ -245,7 +245,7 @@ def test_heads_are_units_along_their_axis_and_a_click_switches_one_off(inspect):
     )
     assert (message.units, message.axis, message.each) == (2, -2, 36)
     assert message.axes == ("batch (3)", "position (4)", "head (2)", "feature (3)")
-    shown = np.frombuffer(buffer).reshape(len(protocol.UNIT_FIGURES), 2)
+    shown = np.frombuffer(buffer).reshape(len(protocol.UNIT_STATS), 2)
     np.testing.assert_array_equal(shown[0], figures.mean)
     click = protocol.SetMask(id=2, perturbation=None, site="value", units=2, mask="80", axis=-2)
     inside(insp).commands.answer(click)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from leftovers import assert_close, nothing_left
-from loop_comparison import EVERY, check_figures
+from loop_comparison import EVERY, check_statistics
 from training import Call, Net, batches, by, figures, loss_of, numbers_of
 from training_single_model import jitted
 
@@ -204,7 +204,7 @@ def test_around_a_watched_loop(way):
     recorded = [one for one in insp.recording.passes if one.kind == "watch"]
     assert [one.step for one in recorded] == list(range(0, len(training.done), EVERY))
     for one in recorded:
-        check_figures(one, training.expected[one.step], 1e-4)
+        check_statistics(one, training.expected[one.step], 1e-4)
     loss = insp.recording.curves().get("loss")
     assert loss is None or len(set(loss[:, 0])) == len(loss)
     assert np.isfinite(1 if loss is None else loss).all()

@@ -11,7 +11,7 @@ import pytest
 from call_counts import count_calls
 from summaries import VALUES, normal_values, summary_of
 
-from nnx_inspector.recordings.history import figures_of
+from nnx_inspector.recordings.history import decoded_stats
 from nnx_inspector.recordings.recording import Recording
 from nnx_inspector.screen.protocol import (
     HISTORY_BINS,
@@ -142,6 +142,6 @@ def test_history_is_worked_out_for_many_columns_at_once() -> None:
 def test_figures_are_those_of_each_summary() -> None:
     summaries = [summary_of(x) for x in VALUES.values()] * 25  # more than one batch
     blobs = [encode([s]).data for s in summaries]
-    for row, s in zip(figures_of(blobs), summaries, strict=True):
+    for row, s in zip(decoded_stats(blobs), summaries, strict=True):
         expected = [getattr(s, name) for name in STATISTICS]
         np.testing.assert_array_equal(row, expected + s.quantile(HISTORY_QUANTILES).tolist())

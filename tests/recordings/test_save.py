@@ -28,7 +28,7 @@ from summaries import (
     contents,
     normal_values,
     some_facts,
-    some_figures,
+    some_statistics,
     summary_of,
 )
 
@@ -74,7 +74,7 @@ def do(recording: Recording, operation: Any) -> None:
         return
     _, step, measured, values, kind, perturbed, setting = operation
     summaries = {s: {q: POOL()[i] for q, i in of.items()} for s, of in measured.items()}
-    figures = some_figures(setting % 7) if setting % 2 else None
+    figures = some_statistics(setting % 7) if setting % 2 else None
     marks: Any = {"kind": kind, "perturbed": perturbed, "setting": setting, "figures": figures}
     recording.append(step, summaries, metrics=values, **marks)
     if setting % 3 == 0:

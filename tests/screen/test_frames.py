@@ -185,7 +185,7 @@ def test_what_other_dtypes_would_make_of_a_pass_is_what_numpy_rounds() -> None:
         ("optimizer/nu/a/kernel", "state"),
     }
     keys = dict(zip(names, values, strict=True))
-    shape = len(values), len(protocol.CASTS), len(protocol.CAST_FIGURES)
+    shape = len(values), len(protocol.CASTS), len(protocol.CAST_STATS)
     shares = np.frombuffer(buffer, "<f8").reshape(shape)
     lost = (shares[:, :, 0] + shares[:, :, 2]).max(axis=1)
     assert (np.diff(lost) <= 0).all()

@@ -133,7 +133,7 @@ def assert_same(found: Any, expected: Any, tolerance: float | None = None) -> No
             assert x == y
 
 
-def assert_figures(summary: Any, arrays: list[np.ndarray], where: str) -> None:
+def assert_statistics(summary: Any, arrays: list[np.ndarray], where: str) -> None:
     x = np.concatenate([np.ravel(a) for a in arrays])
     x = (np.abs(x) if x.dtype.kind == "c" else x).astype(np.float64)
     assert summary.size == x.size, where
@@ -172,12 +172,12 @@ def assert_seen(record: Any, reported: Any, part: str) -> None:
             continue
         assert len(found) == len(expected), site
         for i, (summary, arrays) in enumerate(zip(found, expected, strict=True)):
-            assert_figures(summary, arrays, f"{part} {i} of {site!r}")
+            assert_statistics(summary, arrays, f"{part} {i} of {site!r}")
 
 
 def is_of(summary: Any, arrays: list[np.ndarray]) -> bool:
     try:
-        assert_figures(summary, arrays, "")
+        assert_statistics(summary, arrays, "")
     except AssertionError:
         return False
     return True

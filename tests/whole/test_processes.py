@@ -175,10 +175,10 @@ def test_both_processes_have_the_record_of_the_whole_batch_and_train_what_they_t
 @every_case
 def test_the_other_figures_are_those_of_one_process(name, runs, request):
     make = multi_process_training.CASES[name].get("make", multi_process_training.whole)
-    same_figures(request.getfixturevalue(runs)[name][0], EVERY[name], make(), Net)
+    assert_same_statistics(request.getfixturevalue(runs)[name][0], EVERY[name], make(), Net)
 
 
-def same_figures(said: Any, numbers: Any, step: Any, model: Any) -> None:
+def assert_same_statistics(said: Any, numbers: Any, step: Any, model: Any) -> None:
     """Those of single units and of parameters, and the histograms up to rounding."""
     for one, every in zip(said["loops"], numbers, strict=False):
         alone = trained(None, step, every=every, model=model)
@@ -206,7 +206,7 @@ def test_of_layers_in_a_scan_that_are_computed_again(rest):
         close(one["losses"], alone["losses"], "losses")
         for path, value in alone["parameters"].items():
             close(one["parameters"][path], value, path)
-    same_figures(first, EVERY["deep"], step, Deep)
+    assert_same_statistics(first, EVERY["deep"], step, Deep)
 
 
 def test_if_one_process_does_not_come_or_watches_otherwise_none_measures(quick):

@@ -3,7 +3,7 @@
 // Invariant: the kernel computes; what is estimated, and by how much it may be off, stands below the table.
 import { useState } from "preact/hooks";
 import { useSiteQuery } from "../kernel/queries";
-import { CASTS, CAST_FIGURES, type CastRow, type Site } from "../kernel/protocol";
+import { CASTS, CAST_STATS, type CastRow, type Site } from "../kernel/protocol";
 import { PythonLine } from "../python/PythonLine";
 import type { Store } from "../store";
 import { count, exact, percent } from "../ui/format";
@@ -21,8 +21,8 @@ export function CastsPanel({ store, site }: { store: Store; site: Site }) {
   if (!seen?.data) return <div class="nni-nothing nni-section">{seen?.error || "Reading …"}</div>;
   const { header, shares } = seen.data;
   const all = header.rows.map((row, i) => {
-    const at = (i * CASTS.length + CASTS.indexOf(dtype)) * CAST_FIGURES.length;
-    const [zero, subnormal, over, scaled, rest] = shares.subarray(at, at + CAST_FIGURES.length) as unknown as number[];
+    const at = (i * CASTS.length + CASTS.indexOf(dtype)) * CAST_STATS.length;
+    const [zero, subnormal, over, scaled, rest] = shares.subarray(at, at + CAST_STATS.length) as unknown as number[];
     return { row, figures: scale === SCALES[0] ? [zero, subnormal, over] : [scaled, rest, 0 * scaled] };
   });
   const worst = all.filter(({ figures }) => figures[0] + figures[2] > 0).sort((a, b) => b.figures[0] + b.figures[2] - a.figures[0] - a.figures[2]);

@@ -3,15 +3,15 @@
 // whose length does not fit its header is a `ProtocolError`, never a short read.
 import {
   CASTS,
-  CAST_FIGURES,
+  CAST_STATS,
   HISTORY_BINS,
   HISTORY_QUANTILES,
   PARAMETER_QUANTITIES,
   QUANTITIES,
-  ROW_FIGURES,
+  ROW_STATS,
   SPARK,
   STATISTICS,
-  UNIT_FIGURES,
+  UNIT_STATS,
   type Casts,
   type Choices,
   type Curves,
@@ -19,7 +19,7 @@ import {
   type FrameParameter,
   type History,
   type Statistic,
-  type UnitFigures,
+  type UnitStats,
   type Updates,
 } from "./protocol";
 import { ProtocolError } from "./version";
@@ -32,7 +32,7 @@ export interface FrameData {
   readonly histograms: ReadonlyMap<string, Float64Array>;
   /** [site, quantity, SPARK]. */
   readonly sparklines: Uint8Array;
-  /** [site, ROW_FIGURES]: read it with `rowStatistic`. */
+  /** [site, ROW_STATS]: read it with `rowStatistic`. */
   readonly rows: Float64Array;
   /** The parameters of the selected site. */
   readonly parameters: readonly ParameterData[];
@@ -87,14 +87,14 @@ export interface CurveData {
 
 export interface CastsData {
   readonly header: Casts;
-  /** [rows, CASTS, CAST_FIGURES] */
+  /** [rows, CASTS, CAST_STATS] */
   readonly shares: Float64Array;
 }
 
-export type UnitStatistic = (typeof UNIT_FIGURES)[number];
+export type UnitStatistic = (typeof UNIT_STATS)[number];
 
 export interface UnitsData {
-  readonly header: UnitFigures;
+  readonly header: UnitStats;
   readonly figures: Readonly<Record<UnitStatistic, Float64Array>>;
 }
 
@@ -113,8 +113,8 @@ export function statistic(frame: FrameData, site: number, quantity: number, name
 export const notFiniteCount = (count: (name: "nan" | "posinf" | "neginf") => number): number => count("nan") + count("posinf") + count("neginf");
 
 /** A figure of the parameters that a row itself holds; NaN if there is none. */
-export function rowStatistic(frame: FrameData, site: number, name: (typeof ROW_FIGURES)[number]): number {
-  return frame.rows[site * ROW_FIGURES.length + ROW_FIGURES.indexOf(name)];
+export function rowStatistic(frame: FrameData, site: number, name: (typeof ROW_STATS)[number]): number {
+  return frame.rows[site * ROW_STATS.length + ROW_STATS.indexOf(name)];
 }
 
 /** The heights of a site's sparkline; null if it was not measured. */
@@ -129,11 +129,11 @@ export function decodeFrame(header: Frame, buffer: DataView | undefined): FrameD
   const counts = sum(header.histograms.map((h) => h.bytes)) + sum(header.parameters.flatMap((p) => p.bytes.map((n) => Math.max(n, 0))));
   const width = PARAMETER_QUANTITIES.length * STATISTICS.length;
   const own = header.parameters.length * width;
-  const sites = (length - counts - own * 8) / (QUANTITIES.length * (STATISTICS.length * 8 + SPARK) + ROW_FIGURES.length * 8);
+  const sites = (length - counts - own * 8) / (QUANTITIES.length * (STATISTICS.length * 8 + SPARK) + ROW_STATS.length * 8);
   if (sites < 0 || !Number.isInteger(sites) || header.parameters.some((p) => p.bytes.length !== PARAMETER_QUANTITIES.length)) {
     throw new ProtocolError(`The buffer of frame ${header.seq} has ${length} bytes: not a whole number of sites.`);
   }
-  const [cells, rowCells] = [sites * QUANTITIES.length, sites * ROW_FIGURES.length];
+  const [cells, rowCells] = [sites * QUANTITIES.length, sites * ROW_STATS.length];
   const reader = new Reader(header.type, buffer, cells * STATISTICS.length + rowCells + own, cells * SPARK + counts);
   const [table, rows] = [reader.floats(cells * STATISTICS.length), reader.floats(rowCells)];
   const figures = header.parameters.map(({ bytes }) => bytes.map(() => toRecord(STATISTICS, reader.floats(STATISTICS.length))));
@@ -228,13 +228,13 @@ export function decodeCurves(header: Curves, buffer: DataView | undefined): Curv
 }
 
 export function decodeCasts(header: Casts, buffer: DataView | undefined): CastsData {
-  const count = header.rows.length * CASTS.length * CAST_FIGURES.length;
+  const count = header.rows.length * CASTS.length * CAST_STATS.length;
   return { header, shares: new Reader(header.type, buffer, count).floats(count) };
 }
 
-export function decodeUnits(header: UnitFigures, buffer: DataView | undefined): UnitsData {
-  const reader = new Reader(header.type, buffer, UNIT_FIGURES.length * header.units);
-  return { header, figures: toRecord(UNIT_FIGURES, UNIT_FIGURES.map(() => reader.floats(header.units))) };
+export function decodeUnits(header: UnitStats, buffer: DataView | undefined): UnitsData {
+  const reader = new Reader(header.type, buffer, UNIT_STATS.length * header.units);
+  return { header, figures: toRecord(UNIT_STATS, UNIT_STATS.map(() => reader.floats(header.units))) };
 }
 
 const sum = (numbers: readonly number[]): number => numbers.reduce((all, one) => all + one, 0);

@@ -4,13 +4,13 @@
 export const VERSION = 7;
 export const QUANTITIES = ["output", "gradient"] as const;
 export const PARAMETER_QUANTITIES = ["parameter", "parameter_gradient"] as const;
-export const ROW_FIGURES = ["update_ratio", "update_lost", "parameter_norm", "parameter_gradient_norm"] as const;
+export const ROW_STATS = ["update_ratio", "update_lost", "parameter_norm", "parameter_gradient_norm"] as const;
 export const STATISTICS = ["size", "mean", "std", "min", "max", "norm", "zeros", "nan", "posinf", "neginf", "seen"] as const;
 export const HISTORY_QUANTILES = [0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99] as const;
-export const UNIT_FIGURES = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead"] as const;
-export const POSITION_FIGURES = ["norm", "unit", "gradient", "gradient_times_activation"] as const;
+export const UNIT_STATS = ["mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead"] as const;
+export const POSITION_STATS = ["norm", "unit", "gradient", "gradient_times_activation"] as const;
 export const CASTS = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"] as const;
-export const CAST_FIGURES = ["to_zero", "subnormal", "overflow", "scaled_to_zero", "scaled_subnormal"] as const;
+export const CAST_STATS = ["to_zero", "subnormal", "overflow", "scaled_to_zero", "scaled_subnormal"] as const;
 export const SPARK = 32;
 export const HISTORY_BINS = 48;
 export const MOST_UNITS = 16384;
@@ -83,7 +83,7 @@ export interface FrameParameter {
   readonly bytes: readonly number[];
 }
 
-/** One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_FIGURES] (NaN for a row without parameters), float64 [parameter, PARAMETER_QUANTITIES, statistic], then uint8 sparklines [site, quantity, SPARK], then the bytes of each of `histograms`, and of the histograms of each of `parameters`. `parameters` are those of the selected site, and `more` counts the others. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
+/** One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_STATS] (NaN for a row without parameters), float64 [parameter, PARAMETER_QUANTITIES, statistic], then uint8 sparklines [site, quantity, SPARK], then the bytes of each of `histograms`, and of the histograms of each of `parameters`. `parameters` are those of the selected site, and `more` counts the others. `number` is the pass's number in the recording. `held`: a ShowPass asked for this frame; a live frame shows the newest pass. */
 export interface Frame {
   readonly type: "frame";
   readonly version: number;
@@ -427,8 +427,8 @@ export interface Nnx {
   readonly uncompared: string;
 }
 
-/** Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64 [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. `axes` are all axes in words, () if they are unknown. `behind` is the activation function that the values go into, as far as it decides which units are dead. */
-export interface UnitFigures {
+/** Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64 [UNIT_STATS, units], NaN if no finite value was seen. `each` is the number of values per unit in that pass, `source` names the pass, `more` counts the units left out, and `why` says why there are none. `axes` are all axes in words, () if they are unknown. `behind` is the activation function that the values go into, as far as it decides which units are dead. */
+export interface UnitStats {
   readonly type: "units";
   readonly version: number;
   readonly id: number;
@@ -473,7 +473,7 @@ export interface CastRow {
   readonly name: string;
 }
 
-/** What lower precision would make of all that the newest pass measured, for a `Look`. Buffer: float64 [rows, CASTS, CAST_FIGURES], NaN if it is unknown. The rows are the first MOST_CASTS of `total`, those first that would lose most in any dtype. */
+/** What lower precision would make of all that the newest pass measured, for a `Look`. Buffer: float64 [rows, CASTS, CAST_STATS], NaN if it is unknown. The rows are the first MOST_CASTS of `total`, those first that would lose most in any dtype. */
 export interface Casts {
   readonly type: "casts";
   readonly version: number;
@@ -782,7 +782,7 @@ export interface Inputs {
   readonly other: "run" | "step" | "";
 }
 
-/** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are; `units` is the number of units at each position. `along` is the number of the axis of the positions, None if that is not known: there are no figures, and `source` says so. `axes` has the names of those that could be it, "" for the others. Otherwise `source` names the pass in words. */
+/** The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer: float64 [len(figures), positions]. `figures` are those of POSITION_STATS that there are; `units` is the number of units at each position. `along` is the number of the axis of the positions, None if that is not known: there are no figures, and `source` says so. `axes` has the names of those that could be it, "" for the others. Otherwise `source` names the pass in words. */
 export interface Positions {
   readonly type: "positions";
   readonly version: number;
@@ -1056,7 +1056,7 @@ export interface StopStudy {
   readonly id: number;
 }
 
-export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitFigures | Compilations | Casts | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Choices | Curves | Passes | State | Findings | Reply | Arrays | Values;
+export type ToBrowser = Other | Compared | Weights | Flow | LayoutLibrary | Inputs | Positions | Nnx | UnitStats | Compilations | Casts | Code | Sweep | Lens | Logits | Attributed | UnitExamples | Layout | Frame | History | Updates | Choices | Curves | Passes | State | Findings | Reply | Arrays | Values;
 
 export type ToKernel = Hello | Ack | Select | ChooseExample | ChooseBatch | Perturb | Adjust | Remove | SwitchAll | SetEvery | MeasureNext | ReadSite | ShowNnx | SwitchMode | SetMask | OpenBeside | Look | StartSweep | StopSweep | ShowPass | Compare | ShowValues | ReadValues | ShowFlow | ShowOperations | GetLayoutLibrary | ShowPositions | Study | StopStudy;
 

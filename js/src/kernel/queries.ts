@@ -7,10 +7,10 @@ import { signal, type Signal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import type { Kernel } from "./bridge";
 import { decodeCasts, decodeUnits, type CastsData, type UnitsData } from "./decode";
-import type { Casts, Code, Compilations, Look, Nnx, UnitFigures } from "./protocol";
+import type { Casts, Code, Compilations, Look, Nnx, UnitStats } from "./protocol";
 
 type QueryKind = Look["what"] | "nnx";
-type QueryAnswer = UnitFigures | Code | Compilations | Casts | Nnx;
+type QueryAnswer = UnitStats | Code | Compilations | Casts | Nnx;
 
 interface QueryResult<T> {
   readonly site: string;

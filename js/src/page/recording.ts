@@ -1,7 +1,7 @@
 // The data of a saved page (screen/export/replay.py packs it): an index in JSON, and arrays whose
 // bytes lie plane by plane. Invariant: data that does not fit its index is a ProtocolError, never a
 // short read; the messages read from it are those that the kernel would have sent.
-import { PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol"; // prettier-ignore
+import { PARAMETER_QUANTITIES, QUANTITIES, ROW_STATS, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter, type Histogram, type Layout, type Progress, type State } from "../kernel/protocol"; // prettier-ignore
 import { ProtocolError, checkVersion } from "../kernel/version";
 import type { ValuesPart } from "../values/state";
 
@@ -98,7 +98,7 @@ export class SavedRecording {
     for (const [what, bySite] of Object.entries(index.answers)) this.answers.set(what, new Map(bySite));
     const mine = index.parameters.length;
     const pairs = index.detailed.length * QUANTITIES.length + mine * PARAMETER_QUANTITIES.length;
-    this.weights = this.numbers(index.rows, this.rows.size * ROW_FIGURES.length * this.count) as Float64Array;
+    this.weights = this.numbers(index.rows, this.rows.size * ROW_STATS.length * this.count) as Float64Array;
     this.figures = this.numbers(index.figures, mine * PARAMETER_WIDTH * this.count) as Float64Array;
     this.ratios = this.numbers(index.ratios, mine * this.count) as Float64Array;
     this.table = this.numbers(index.table, this.rows.size * QUANTITIES.length * STATISTICS.length * this.count) as Float64Array;
@@ -164,7 +164,7 @@ export class SavedRecording {
       bodies.push(counts);
     }
     const parameters: FrameParameter[] = [];
-    const rows = this.rows.size * ROW_FIGURES.length;
+    const rows = this.rows.size * ROW_STATS.length;
     const floats = Array.from({ length: width }, (_, i) => this.table[i * this.count + at]);
     for (let i = 0; i < rows; i++) floats.push(this.weights[i * this.count + at]);
     this.index.parameters.forEach(({ site, path, name }, i) => {

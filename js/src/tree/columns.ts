@@ -1,7 +1,7 @@
 // The columns that the tree can show: the content of each, and how it is sorted and compared.
 // Invariant: a figure that was not measured is NaN here, whatever the reason.
 import { notFiniteCount, rowStatistic, statistic, type FrameData } from "../kernel/decode";
-import { QUANTITIES, ROW_FIGURES, type Site, type Statistic } from "../kernel/protocol";
+import { QUANTITIES, ROW_STATS, type Site, type Statistic } from "../kernel/protocol";
 import type { Comparison } from "../time/comparison";
 import type { Layout } from "../frame/layout";
 import { NOT_MEASURED, compact, count, percent, real, shortType } from "../ui/format";
@@ -50,7 +50,7 @@ export function zeroFraction(frame: FrameData | null, index: number): number {
 }
 
 const parameterStatistic =
-  (name: (typeof ROW_FIGURES)[number]) =>
+  (name: (typeof ROW_STATS)[number]) =>
   (_: Site, frame: FrameData | null, index: number): number =>
     frame ? rowStatistic(frame, index, name) : NaN;
 

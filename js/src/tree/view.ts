@@ -3,7 +3,7 @@
 // loop reorder and filter it once in REORDER_MS, so that rows can be read and clicked.
 import { computed, effect, signal, type ReadonlySignal, type Signal } from "@preact/signals";
 import { statistic, type FrameData } from "../kernel/decode";
-import { QUANTITIES, ROW_FIGURES } from "../kernel/protocol";
+import { QUANTITIES, ROW_STATS } from "../kernel/protocol";
 import type { Sites } from "../kernel/sites";
 import { compareValues } from "../time/comparison";
 import type { Layout } from "../frame/layout";
@@ -21,7 +21,7 @@ export type Filter = "nonfinite" | "perturbed" | "below" | "above" | "unmeasured
 /** The share of zeros from which a site counts as dead. */
 const DEAD_FRACTION = 0.99;
 const REORDER_MS = 1000;
-const UPDATE = ROW_FIGURES.indexOf("update_ratio");
+const UPDATE = ROW_STATS.indexOf("update_ratio");
 const NO_CHANGES: OutputChanges = new Map();
 const GRADIENT = QUANTITIES.indexOf("gradient");
 
@@ -147,7 +147,7 @@ export class TreeView {
   // ---- internals ----
 
   private frameChanged(frame: FrameData | null, held: number | null): void {
-    if (frame && !this.updates.peek()) this.updates.value = frame.rows.some((_, i) => i % ROW_FIGURES.length === UPDATE && !Number.isNaN(frame.rows[i]));
+    if (frame && !this.updates.peek()) this.updates.value = frame.rows.some((_, i) => i % ROW_STATS.length === UPDATE && !Number.isNaN(frame.rows[i]));
     clearTimeout(this.timer);
     const wait = this.reorderedAt + REORDER_MS - performance.now();
     const now = held !== null || frame === null || this.basis.peek() === null || wait <= 0;

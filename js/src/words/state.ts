@@ -5,9 +5,9 @@ import { batch, signal } from "@preact/signals";
 import type { KernelRequest } from "../kernel/bridge";
 import { Reader } from "../kernel/decode";
 import { LatestRequest } from "../kernel/latest";
-import { POSITION_FIGURES, type Positions } from "../kernel/protocol";
+import { POSITION_STATS, type Positions } from "../kernel/protocol";
 
-export type PositionStatistic = (typeof POSITION_FIGURES)[number];
+export type PositionStatistic = (typeof POSITION_STATS)[number];
 
 export interface PositionsData {
   readonly header: Positions;

@@ -1,7 +1,7 @@
 // The panel "Distributions": its cards, its table, and how far steps move the parameters.
 import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import { decadeRange } from "../../src/distributions/UpdateRatio";
-import { CLEAN, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
+import { CLEAN, PARAMETER_QUANTITIES, QUANTITIES, ROW_STATS, SPARK, STATISTICS, VERSION, type Frame, type FrameParameter } from "../../src/kernel/protocol";
 import { settle } from "../helpers/kernel";
 import { cell, frame, layout, perturbation, SITES, state } from "../helpers/messages";
 import { enterValue, startView, type TestView } from "../helpers/view";
@@ -18,14 +18,14 @@ const rowsOf = (): (string | null)[] => [...view.find("nni-figures")!.querySelec
 function withParameters(seq: number, names: readonly string[], { gradient = true, size = 8, ratio = 0.001 as number | null } = {}): [Frame, DataView] {
   const [header, buffer] = frame(seq);
   const sparks = SITES.length * QUANTITIES.length * SPARK;
-  const floats = SITES.length * (QUANTITIES.length * STATISTICS.length + ROW_FIGURES.length);
+  const floats = SITES.length * (QUANTITIES.length * STATISTICS.length + ROW_STATS.length);
   const own = new Float64Array(names.length * PARAMETER_QUANTITIES.length * STATISTICS.length).fill(0);
   for (let i = 0; i < own.length; i += STATISTICS.length) own.set([size, 0.5, 2, 1, 4, 3], i);
   const each = gradient ? [COUNTS.length, COUNTS.length] : [COUNTS.length, -1];
   const parameters: FrameParameter[] = names.map((name) => ({ path: `blocks/0/${name}`, name, update_ratio: ratio, bytes: each }));
   const kept = new Uint8Array(buffer.buffer);
   const rows = new Float64Array(buffer.buffer, 0, floats).subarray(SITES.length * QUANTITIES.length * STATISTICS.length);
-  rows[2 * ROW_FIGURES.length + ROW_FIGURES.indexOf("update_ratio")] = ratio ?? NaN; // of the selected site
+  rows[2 * ROW_STATS.length + ROW_STATS.indexOf("update_ratio")] = ratio ?? NaN; // of the selected site
   const pieces = [kept.slice(0, floats * 8), new Uint8Array(own.buffer), kept.slice(floats * 8, floats * 8 + sparks), Uint8Array.from(COUNTS)];
   for (const one of parameters) for (const bytes of one.bytes) if (bytes > 0) pieces.push(Uint8Array.from(COUNTS));
   const all = new Uint8Array(pieces.reduce((sum, one) => sum + one.length, 0));

@@ -1,6 +1,6 @@
 // Messages as the kernel sends them, of a small model, with their buffers.
-import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, UNIT_FIGURES, VERSION } from "../../src/kernel/protocol";
-import type { Effect, Frame, Layout, Passes, Perturbation, Site, State, Statistic, UnitFigures } from "../../src/kernel/protocol";
+import { HISTORY_BINS, HISTORY_QUANTILES, QUANTITIES, ROW_STATS, SPARK, STATISTICS, UNIT_STATS, VERSION } from "../../src/kernel/protocol";
+import type { Effect, Frame, Layout, Passes, Perturbation, Site, State, Statistic, UnitStats } from "../../src/kernel/protocol";
 
 export function site(key: string, parent: number, more: Partial<Site> = {}): Site {
   const name = key.split("/").at(-1)!;
@@ -74,8 +74,8 @@ export function frame(
   } = {},
 ): [Frame, DataView] {
   const cells = sites * QUANTITIES.length * STATISTICS.length;
-  const floats = new Float64Array(cells + sites * ROW_FIGURES.length).fill(value, 0, cells).fill(NaN, cells);
-  for (let i = 0; i < sites; i++) floats[cells + i * ROW_FIGURES.length + ROW_FIGURES.indexOf("update_ratio")] = update;
+  const floats = new Float64Array(cells + sites * ROW_STATS.length).fill(value, 0, cells).fill(NaN, cells);
+  for (let i = 0; i < sites; i++) floats[cells + i * ROW_STATS.length + ROW_STATS.indexOf("update_ratio")] = update;
   edit(floats.subarray(0, cells));
   const counts = [0, 0xf8, 7, 3, 0, 7, 5]; // 3 in bin 0x3f8, 5 in bin 0x400
   const bytes = new Uint8Array(floats.byteLength + sites * QUANTITIES.length * SPARK + counts.length);
@@ -98,12 +98,12 @@ export const HISTORY_FLOATS = (steps: number): number =>
   steps + steps * HISTORY_QUANTILES.length + HISTORY_BINS + 1 + steps * HISTORY_BINS;
 
 /** Figures of so many units; unit 1 is dead. */
-export function units(count: number, site = "blocks/0", more: Partial<UnitFigures> = {}): [UnitFigures, DataView] {
-  const header: UnitFigures = {
+export function units(count: number, site = "blocks/0", more: Partial<UnitStats> = {}): [UnitStats, DataView] {
+  const header: UnitStats = {
     type: "units", version: VERSION, id: 1, site, each: 2, source: "the example", units: count, more: 0, why: "", axis: -1, axes: [], behind: "", ...more,
   }; // prettier-ignore
-  const figures = Float64Array.from({ length: UNIT_FIGURES.length * count }, (_, i) => i / 8);
-  figures.fill(0, UNIT_FIGURES.indexOf("zero_fraction") * count); // and those after it
-  for (const name of ["zero_fraction", "dead"] as const) figures[UNIT_FIGURES.indexOf(name) * count + 1] = 1; // unit 1 is dead
+  const figures = Float64Array.from({ length: UNIT_STATS.length * count }, (_, i) => i / 8);
+  figures.fill(0, UNIT_STATS.indexOf("zero_fraction") * count); // and those after it
+  for (const name of ["zero_fraction", "dead"] as const) figures[UNIT_STATS.indexOf(name) * count + 1] = 1; // unit 1 is dead
   return [header, new DataView(figures.buffer)];
 }

@@ -2,7 +2,7 @@
 import { gzipSync } from "node:zlib";
 import { afterEach, describe, expect, it } from "vitest";
 import { decodeFrame, decodeHistory, rowStatistic, statistic, type FrameData } from "../../src/kernel/decode";
-import { HISTORY_BINS, HISTORY_QUANTILES, PARAMETER_QUANTITIES, QUANTITIES, ROW_FIGURES, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
+import { HISTORY_BINS, HISTORY_QUANTILES, PARAMETER_QUANTITIES, QUANTITIES, ROW_STATS, SPARK, STATISTICS, VERSION, type Frame, type History, type ToKernel } from "../../src/kernel/protocol";
 import { checkVersion } from "../../src/kernel/version";
 import { replayComms, NEEDS_MODEL, Replay } from "../../src/page/kernel";
 import { showRecording } from "../../src/page/page";
@@ -80,7 +80,7 @@ function packed(more: object | ((packing: Packing) => object) = {}, sites = SITE
     frames: [0, 4, 5].map((number, i) => ({ number, step: [0, 10, 11][i], perturbed: i === 2, metrics: { loss: i } })),
     table: packing.add(table, "f8"),
     sparklines: packing.add(sparklines, "u1"),
-    rows: packing.add(new Float64Array(sites.length * ROW_FIGURES.length * COUNT).map((_, i) => i), "f8"),
+    rows: packing.add(new Float64Array(sites.length * ROW_STATS.length * COUNT).map((_, i) => i), "f8"),
     parameters: [{ site: 2, path: "blocks/0/kernel", name: "kernel" }],
     more: [2],
     figures: packing.add(new Float64Array(PARAMETER_QUANTITIES.length * STATISTICS.length * COUNT).map((_, i) => i), "f8"),
@@ -119,7 +119,7 @@ describe("what a page carries", () => {
     expect(of(0).parameters[0].measured[1]!.figures.mean).toBe((STATISTICS.length + 1) * COUNT);
     expect([of(1).parameters[0].update_ratio, of(1).parameters[0].measured[1]]).toEqual([null, null]);
     expect([of(0).header.more, of(2).header.more, of(2).parameters]).toEqual([2, 0, []]);
-    expect(rowStatistic(of(1), 2, "parameter_norm")).toBe((2 * ROW_FIGURES.length + ROW_FIGURES.indexOf("parameter_norm")) * COUNT + 1);
+    expect(rowStatistic(of(1), 2, "parameter_norm")).toBe((2 * ROW_STATS.length + ROW_STATS.indexOf("parameter_norm")) * COUNT + 1);
     expect(decodeFrame(...recorded.frame(0, 4, { seq: 1, held: true, progress })).parameters).toEqual([]);
   });
 

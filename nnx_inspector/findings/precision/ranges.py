@@ -121,7 +121,7 @@ def _why_large(largest: float) -> str:
 def _saturated_float8(context: RuleContext) -> Iterator[Finding]:
     """A float8 array most of whose values lie at the end of its range, in the newest passes."""
     for site in context.measured_sites:
-        passes = [(p, f, p.summary(site)) for p, f in context.with_figures(site)]
+        passes = [(p, f, p.summary(site)) for p, f in context.with_stats(site)]
         each = [(_end_part(f, site, s) if s else 0.0) for _, f, s in passes]
         one, figures, summary = passes[-1]
         if min(each) <= SATURATED or summary is None:

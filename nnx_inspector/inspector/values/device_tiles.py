@@ -52,7 +52,7 @@ def _reduce_tile(x: jax.Array, starts: Value, *, tile: Tile) -> dict[str, jax.Ar
     value = _real_part(part, tile.component)
     if tile.fine is None:
         return {"value": value}
-    return (_careful_figures if tile.careful else _figures)(value, tile.fine)
+    return (_careful_statistics if tile.careful else _statistics)(value, tile.fine)
 
 
 def _real_part(x: jax.Array, component: Component) -> jax.Array:
@@ -93,7 +93,7 @@ def _reduce_axis(combine: Function, value: jax.Array, axis: int) -> jax.Array:
     return parts[0]
 
 
-def _figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
+def _statistics(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
     """Figures whose sum is not finite if a float is not finite, or too large to be added up."""
     if jnp.issubdtype(value.dtype, jnp.floating):
         sums, least, most = value.dtype, -jnp.inf, jnp.inf
@@ -107,14 +107,14 @@ def _figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
     }
 
 
-def _careful_figures(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
+def _careful_statistics(value: jax.Array, fine: tuple[int, int]) -> dict[str, jax.Array]:
     """Figures of the finite values, and counts of the others; `factor` keeps sums finite."""
     finite = jnp.isfinite(value)
     inside = jnp.where(finite, value, 0)
     limit = jnp.finfo(value.dtype)
     huge = jnp.max(jnp.abs(inside), initial=0) > limit.max * 2.0**-28
     factor = jnp.where(huge, 2.0**-14, 1).astype(value.dtype)  # exact: a power of two
-    out = _figures(inside * factor, fine)
+    out = _statistics(inside * factor, fine)
     out["factor"] = factor
     out["low"] = _reduce_blocks(jnp.minimum, jnp.where(finite, value, jnp.inf), jnp.inf, fine)
     out["high"] = _reduce_blocks(jnp.maximum, jnp.where(finite, value, -jnp.inf), -jnp.inf, fine)

@@ -28,11 +28,11 @@ _STACK_AXES = ("layer", "iteration", "member")
 
 
 @dataclasses.dataclass(frozen=True)
-class PositionFigures:
+class PositionStats:
     """The figures of one example.
 
     Attributes:
-        figures: name -> a value for each position; see `POSITION_FIGURES`.
+        figures: name -> a value for each position; see `POSITION_STATS`.
         units: the number of units at each position.
         along: the number of the axis of positions in what one layer returns; None if it is unknown,
             and then there are no figures.
@@ -85,7 +85,7 @@ def is_unaligned(apart: tuple[str, ...], site: str) -> bool:
     return "*" in apart or without_layers(site)[0] in apart
 
 
-def figures_of(
+def position_stats(
     of: ReadablePass,
     reader: ArrayReader,
     site: str,
@@ -94,7 +94,7 @@ def figures_of(
     example: int,
     unit: int,
     axis: int | None = None,
-) -> PositionFigures:
+) -> PositionStats:
     """The figures of a site at each position of an example.
 
     Args:
@@ -115,7 +115,7 @@ def figures_of(
         )
     found_axis = _find_axis(reader.read(of, whole, "output").arrays, inputs, rows, site, axis)
     if found_axis.along is None:
-        return PositionFigures({}, 0, None, found_axis.axes)
+        return PositionStats({}, 0, None, found_axis.axes)
     array, gradient = found_axis.array, None
     if of.call.loss_fn is not None:
         arrays = reader.read(of, whole, "gradient").arrays
@@ -125,9 +125,9 @@ def figures_of(
     units = take_index(array.value, index).size // inputs.positions
     if not 0 <= unit < units:
         raise IndexError(f"{site!r} has {units} units at each position: there is no unit {unit}.")
-    found = _figures(array.value, gradient, index=index, axis=left, unit=unit)
-    figures = {k: np.asarray(found[k], np.float64) for k in protocol.POSITION_FIGURES if k in found}
-    return PositionFigures(figures, units, found_axis.along, found_axis.axes)
+    found = _position_statistics(array.value, gradient, index=index, axis=left, unit=unit)
+    figures = {k: np.asarray(found[k], np.float64) for k in protocol.POSITION_STATS if k in found}
+    return PositionStats(figures, units, found_axis.along, found_axis.axes)
 
 
 def _find_axis(
@@ -185,7 +185,7 @@ def _example_axis(lengths: dict[str, int], along: int, count: int) -> int | None
     return able[0] if len(able) == 1 and lengths[others[able[0]]] == count else None
 
 
-def _figures(
+def _position_statistics(
     x: object, g: object, *, index: tuple[object, ...], axis: int, unit: int
 ) -> dict[str, np.ndarray]:
     def rows(of: jax.Array) -> jax.Array:

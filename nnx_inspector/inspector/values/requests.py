@@ -18,7 +18,7 @@ from nnx_inspector.inspector.values.array_reader import (
     values_of_call,
 )
 from nnx_inspector.inspector.values.device_tiles import DEVICE_TILES
-from nnx_inspector.inspector.values.positions import PositionFigures, figures_of
+from nnx_inspector.inspector.values.positions import PositionStats, position_stats
 from nnx_inspector.perturbations.perturbed import without_layers
 from nnx_inspector.screen import protocol
 from nnx_inspector.screen.requests import Answer
@@ -54,11 +54,11 @@ def _arrays_message(request: protocol.ShowValues, core: Core) -> protocol.Arrays
 
 def positions_of(
     core: Core, site: str, example: int, unit: int, axis: int | None = None
-) -> PositionFigures:
-    """The figures of a site at each position of an example; see `positions.figures_of`.
+) -> PositionStats:
+    """The figures of a site at each position of an example; see `positions.position_stats`.
 
     Raises:
-        InspectorError: the words of the batch are not known, or as in `figures_of`.
+        InspectorError: the words of the batch are not known, or as in `position_stats`.
     """
     inputs = core.view.last_message("inputs")
     if inputs is None or not inputs.tokens:
@@ -66,7 +66,7 @@ def positions_of(
         how = "Make the inspector with decode=, such as nni.Inspector(..., decode=str)."
         raise InspectorError(f"The tokens of this pass are not known. {why or how}")
     of = readable_pass(core), core.array_reader, site, inputs
-    return figures_of(*of, example=example, unit=unit, axis=axis)
+    return position_stats(*of, example=example, unit=unit, axis=axis)
 
 
 def values_at(core: Core, site: str, part: Part, *, call: int | None, clean: bool) -> PyTree:

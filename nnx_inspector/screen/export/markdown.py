@@ -30,7 +30,7 @@ MOST_ROWS: Final = 60
 _PACKAGES: Final = ("nnx_inspector", "flax", "jax", "jaxlib", "numpy", "optax")
 _SITE: Final = ("mean", "std", "min", "max", "zeros %", "NaN", "Inf", "gradient norm")
 _OF_UPDATE: Final = ("update ÷ value", "update lost %")
-_Figures = Mapping[tuple[str, str], Mapping[Any, float]]
+_Statistics = Mapping[tuple[str, str], Mapping[Any, float]]
 
 
 def report(
@@ -58,7 +58,7 @@ def report(
         raise ValueError(f"report takes 1 to {MOST_ROWS} rows for each table, got rows={rows!r}.")
     newest = recording.passes[-1] if len(recording) else None
     known = {row.key: row for row in sites}
-    figures = {} if newest is None else _figures(newest)
+    figures = {} if newest is None else _statistics(newest)
     named = {one.site for found in findings for one in (found, *found.effects)}
     parts = [
         f"# {markdown_cell(title)}",
@@ -116,7 +116,7 @@ def _versions() -> str:
     return ", ".join(found)
 
 
-def _figures(one: Pass) -> _Figures:
+def _statistics(one: Pass) -> _Statistics:
     table = stats_of(decode(one.packed)).tolist()
     rows = (dict(zip(STATISTICS, row, strict=True)) for row in table)
     return dict(zip(one.keys, rows, strict=True))
@@ -140,7 +140,7 @@ def _metrics(recording: Recording) -> list[list[str]]:
     return rows
 
 
-def _sites(figures: _Figures, known: Mapping[str, Site], named: set[str]) -> list[list[str]]:
+def _sites(figures: _Statistics, known: Mapping[str, Site], named: set[str]) -> list[list[str]]:
     """The sites that a finding names first; single layers only if it does."""
     sites = [site for site, quantity in figures if quantity == "output"]
     sites = [site for site in sites if site in named or layer_of(site) is None]
@@ -164,7 +164,7 @@ def _sites(figures: _Figures, known: Mapping[str, Site], named: set[str]) -> lis
     return rows
 
 
-def _parameters(one: Pass, figures: _Figures) -> list[list[str]]:
+def _parameters(one: Pass, figures: _Statistics) -> list[list[str]]:
     """Those that the step moved most first."""
     ratios = one.updates("update")
     paths = [path for path, quantity in figures if quantity == "parameter"]

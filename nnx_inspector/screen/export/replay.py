@@ -258,7 +258,7 @@ def _frames(
         (row, path) for row, paths in of.items() for path in paths[: protocol.MOST_PARAMETERS]
     ]
     places = {path: i for i, (_, path) in enumerate(listed)}
-    weights = np.full((len(passes), len(keys), len(protocol.ROW_FIGURES)), np.nan)
+    weights = np.full((len(passes), len(keys), len(protocol.ROW_STATS)), np.nan)
     ratios = np.full((len(passes), len(listed)), np.nan)
     quantities = protocol.PARAMETER_QUANTITIES
     figures = np.full((len(passes), len(listed), len(quantities), len(protocol.STATISTICS)), np.nan)

@@ -15,7 +15,7 @@ VERSION: Final = 7
 QUANTITIES: Final = ("output", "gradient")
 """The measured quantities of a site; the second axis of `Frame`'s table."""
 
-ROW_FIGURES: Final = ("update_ratio", "update_lost", "parameter_norm", "parameter_gradient_norm")
+ROW_STATS: Final = ("update_ratio", "update_lost", "parameter_norm", "parameter_gradient_norm")
 """The figures of a row's own parameters: the largest ratio of an update's norm to the parameter's,
 the largest share of an update that the parameter's dtype rounds to nothing, and the norm of all of
 them, and of their gradients."""
@@ -52,7 +52,7 @@ LONGEST_TEXT: Final = 160
 """The most characters of one text of a user's model in an `Nnx`."""
 
 MOST_UNITS: Final = 16_384
-"""The most units of a mask that can be edited on screen, and of a `UnitFigures`."""
+"""The most units of a mask that can be edited on screen, and of a `UnitStats`."""
 MOST_COMPILED: Final = 100
 """The most functions that a `Compilations` lists."""
 MOST_RANKED: Final = 300
@@ -62,12 +62,12 @@ OTHER: Final = -1
 CLEAN: Final = -2
 """Pass n without its perturbations has the number CLEAN - n; its frame comes before that of n."""
 
-UNIT_FIGURES: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead")
-"""The figures of each unit, "dead" as 1 or 0; the first axis of the buffer of `UnitFigures`."""
+UNIT_STATS: Final = ("mean", "std", "norm", "min", "max", "zero_fraction", "nonfinite", "dead")
+"""The figures of each unit, "dead" as 1 or 0; the first axis of the buffer of `UnitStats`."""
 
 CASTS: Final = tuple(table.CASTS)
 """The dtypes of a `Casts`."""
-CAST_FIGURES: Final = ("to_zero", "subnormal", "overflow", "scaled_to_zero", "scaled_subnormal")
+CAST_STATS: Final = ("to_zero", "subnormal", "overflow", "scaled_to_zero", "scaled_subnormal")
 """Shares of the finite values, in each dtype: those that would be rounded to 0, lose precision
 because they are too small, or be too large; and the first two with the array scaled to the dtype's
 largest number."""
@@ -77,7 +77,7 @@ MOST_CASTS: Final = 2000
 MOST_CHOICES: Final = 64
 """The most rows of a `Choices`; `more` counts the others."""
 
-POSITION_FIGURES: Final = ("norm", "unit", "gradient", "gradient_times_activation")
+POSITION_STATS: Final = ("norm", "unit", "gradient", "gradient_times_activation")
 """The figures of a site at one position: the norm over its units, the value of one unit, the norm
 of the gradient, and the gradient times the value, added up over the units."""
 

@@ -61,7 +61,7 @@ class Inputs(ToBrowser, type="inputs"):
 
 class Positions(ToBrowser, type="positions"):
     """The figures of a site at each position of an example, in answer to `ShowPositions`. Buffer:
-    float64 [len(figures), positions]. `figures` are those of POSITION_FIGURES that there are;
+    float64 [len(figures), positions]. `figures` are those of POSITION_STATS that there are;
     `units` is the number of units at each position. `along` is the number of the axis of the
     positions, None if that is not known: there are no figures, and `source` says so. `axes` has the
     names of those that could be it, "" for the others. Otherwise `source` names the pass in words.

@@ -13,9 +13,9 @@ from nnx_inspector.screen.protocol.headers import Struct, StudyMessage, ToBrowse
 from nnx_inspector.screen.protocol.inputs import Pictures
 
 
-class UnitFigures(ToBrowser, type="units"):
+class UnitStats(ToBrowser, type="units"):
     """Figures for each unit along `axis` of a site's output, for a `Look`. Buffer: float64
-    [UNIT_FIGURES, units], NaN if no finite value was seen. `each` is the number of values per unit
+    [UNIT_STATS, units], NaN if no finite value was seen. `each` is the number of values per unit
     in that pass, `source` names the pass, `more` counts the units left out, and `why` says why
     there are none. `axes` are all axes in words, () if they are unknown. `behind` is the activation
     function that the values go into, as far as it decides which units are dead.
@@ -74,7 +74,7 @@ class CastRow(Struct):
 
 class Casts(ToBrowser, type="casts"):
     """What lower precision would make of all that the newest pass measured, for a `Look`. Buffer:
-    float64 [rows, CASTS, CAST_FIGURES], NaN if it is unknown. The rows are the first MOST_CASTS of
+    float64 [rows, CASTS, CAST_STATS], NaN if it is unknown. The rows are the first MOST_CASTS of
     `total`, those first that would lose most in any dtype.
     """
 

@@ -61,7 +61,7 @@ class FrameParameter(Struct):
 
 
 class Frame(ToBrowser, type="frame"):
-    """One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_FIGURES] (NaN
+    """One pass. Buffer: float64 table [site, quantity, statistic], float64 [site, ROW_STATS] (NaN
     for a row without parameters), float64 [parameter, PARAMETER_QUANTITIES, statistic], then uint8
     sparklines [site, quantity, SPARK], then the bytes of each of `histograms`, and of the
     histograms of each of `parameters`.

@@ -204,7 +204,7 @@ def test_answers_are_kept_under_any_name():
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 176 + 15])
 def test_a_buffer_of_any_length_is_kept_bit_by_bit(size: int):
     buffer = np.random.default_rng(0).bytes(size)
-    look = protocol.UnitFigures(id=0, site="a", each=0, source="", units=0, more=0, why="")
+    look = protocol.UnitStats(id=0, site="a", each=0, source="", units=0, more=0, why="")
     page = content_for(("a",))
     page = dataclasses.replace(page, answers={"units": {"a": (look, buffer)}})
     recording = recorded()
