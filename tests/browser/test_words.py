@@ -212,9 +212,9 @@ def test_what_cannot_be_read_is_said_in_its_panel_and_the_rest_goes_on(sheet: Sh
         done = {"examples": "done", "attribution": "done", "sweep": "done"}
         for panel, state in done.items():
             view.tab(panel)
-            kind = "sweep" if panel == "sweep" else "study"
-            view.part(f"nni-{kind}-start").click()
-            expect(view.part(f"nni-{kind}")).to_have_attribute("data-state", state)
+            view.part("nni-study-start").click()
+            status = view.part("nni-sweep" if panel == "sweep" else "nni-study")
+            expect(status).to_have_attribute("data-state", state)
             if panel == "examples":
                 expect(view.part("nni-examples-constant")).to_contain_text("one value, 0,")
             elif panel == "sweep":

@@ -35,8 +35,7 @@ TABLE: dict[str, str] = {
     "model not the first argument": "whole/traps::the_model_need_not_be_the_first_argument",
     "vmap(in_axes=None)": "whole/traps::vmap_with_the_model_unmapped",
     "while, fori, RNN": (
-        "records/capture::a_while_loop_adds_up "
-        "records/capture::fori_loop_counts_what_ran_and_not_what_was_traced "
+        "records/capture_oracle::a_loop_whose_body_is_traced_more_than_once_counts_what_ran "
         "hooks/intercept::paths_are_known_inside_every_transform"
     ),
     "cond with unlike branches": "whole/traps::branches_that_are_not_alike",
@@ -44,7 +43,7 @@ TABLE: dict[str, str] = {
         "whole/traps::a_site_called_with_two_shapes_has_the_gradient_of_each"
     ),
     "raw jax.vmap, checkpoint, scan, jit inside": (
-        "records/capture::raw_jax_transforms_inside_are_seen"
+        "records/capture_oracle::raw_jax_transforms_within_a_module"
     ),
     "nnx.tabulate, in either order": (
         "records/capture_oracle::tabulate_and_hooks_in_every_order "
@@ -75,7 +74,7 @@ TABLE: dict[str, str] = {
     ),
     "teacher and student": (
         "hooks/intercept::teacher_and_student_of_equal_structure_in_one_jit_are_told_apart "
-        "live/session::teacher_and_student_of_equal_structure_are_never_mixed_up"
+        "live/training_loops::a_watched_loop"
     ),
     "EMA, clones before, during, after": (
         "whole/traps::training_with_donation_an_average_and_an_optimizer_is_the_plain_one "
@@ -111,19 +110,18 @@ TABLE: dict[str, str] = {
     # callbacks
     "remat fires twice": "live/session::layers_of_a_scan_are_each_seen_once_also_under_remat",
     "per example under vmap": "live/session::a_vmapped_pass_is_summarised_as_one_batch",
-    "sharded": "live/traps_watched::sharded_passes_are_summarised_once",
+    "sharded": "live/robustness::sharded_passes_are_summarised_once",
     "loop-invariant callbacks": (
-        "live/traps_watched::a_value_that_no_turn_of_a_loop_changes_counts_once"
+        "live/robustness::a_value_that_no_turn_of_a_loop_changes_counts_once"
     ),
     "an exception in a callback": (
-        "live/traps_watched::an_error_while_receiving_never_reaches_the_step "
         "live/session::an_error_while_receiving_is_counted_and_never_reaches_the_step"
     ),
     "one host read an outermost call": (
         "live/regions::flips_from_another_thread_during_500_donated_steps_act_on_whole_passes"
     ),
     "a callback that consumes one reduction": "stats/summarize_in_trace::a_callback_may_consume_it",
-    "jax.export": "live/traps_watched::a_function_can_be_exported_beside_the_hooks",
+    "jax.export": "live/robustness::a_function_can_be_exported_beside_the_hooks",
     # met while reviewing the design
     "a cached inner jit in two outer traces": (
         "hooks/intercept::a_module_level_jit_works_inside_two_outer_traces_with_equal_hooks "
@@ -139,25 +137,26 @@ TABLE: dict[str, str] = {
     ),
     "jaxpr parameters move": "_compat/compat::scan_parts_are_constants_carry_and_rows",
     "knobs read twice under jax.checkpoint": (
-        "live/traps_watched::a_knob_turned_between_a_forward_pass_and_its_recomputation "
-        "live/traps_watched::flips_during_a_jitted_step_with_remat_act_on_whole_steps"
+        "live/robustness::a_knob_turned_between_a_forward_pass_and_its_recomputation "
+        "live/robustness::flips_during_a_jitted_step_with_remat_act_on_whole_steps"
     ),
     "a tag left makes nnx.jit retrace": (
         "hooks/interception_properties::equal_hooks_that_come_and_go_trace_nothing_anew"
     ),
     "two calls of one site in the sink": (
-        "live/traps_watched::the_extremes_of_two_calls_of_one_site_are_those_of_both"
+        "live/robustness::the_extremes_of_two_calls_of_one_site_are_those_of_both"
     ),
     # gradients
     "jvp and hessian": (
-        "records/capture::jvp_through_capture records/capture::hessian_through_value_and_grad"
+        "records/gradient_oracle::jvp_gives_record_and_tangents_and_the_record_has_none "
+        "records/gradient_oracle::the_hessian_over_reverse"
     ),
     "outputs within 1e-6": (
         "hooks/interception_properties::hooks_change_nothing_see_every_call_and_leave_nothing"
     ),
     # numbers
     "NaN, Inf, extremes, subnormals, keys": (
-        "stats/summarize::every_dtype_and_class program/marks::keys_are_not_observed"
+        "stats/summarize::every_dtype_and_class program/marks::what_is_observable"
     ),
     "counters that stop at 2^24": "stats/summary::counts_beyond_32_bits_on_the_host",
 }
