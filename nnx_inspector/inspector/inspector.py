@@ -543,7 +543,7 @@ class Inspector(RecordingView):
         exactly the program that runs without the inspector.
 
         Raises:
-            InspectorError: the call is outside a watched region.
+            InspectorError: the call is outside a watched region, or in a loop that counts itself.
         """
         self._loops.tick()
 
