@@ -187,8 +187,8 @@ def pickler_classes() -> list[type]:
 class ReducerOverrides:
     """Calls `instead(reduce, obj)` in place of `reduce(obj)`, the `reducer_override` of a pickler.
 
-    Picklers that take functions and classes along by value have one: cloudpickle and its copies. It
-    does so for those that were loaded when `update` was called last.
+    Picklers that store functions and classes by value have one: cloudpickle and its copies. Only
+    picklers that were already imported at the last call of `update` are affected.
     """
 
     def __init__(self, instead: Callable[[Reduce, Any], Any]):

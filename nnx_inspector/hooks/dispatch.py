@@ -354,10 +354,10 @@ def _wrap_in_hooks(call: _HookedCall, ranks: tuple[int, ...]) -> Function:
     return chain
 
 
-# A call of a bound method, or of an object with `__call__`, goes through C. Python from 3.12 on
-# counts such calls apart from those of Python functions, in a stack that `sys.setrecursionlimit`
-# does not enlarge: a deep model that runs by itself would raise a RecursionError under hooks. So
-# each step between two calls of modules is a call of a Python function.
+# A call of a bound method, or of an object with `__call__`, goes through C. Since 3.12
+# Python counts C calls separately and limits them; `sys.setrecursionlimit` does not raise that
+# limit. A deep model that runs without hooks would raise a RecursionError with them. So every
+# function between two calls of modules is a Python function.
 def _as_function(method: Function) -> Function:
     """A bound method as a function."""
     if not isinstance(method, types.MethodType):

@@ -30,8 +30,8 @@ class MergedParameters:
     Attributes:
         held: whether the model has held one of them in the program.
         new: whether it has not held one of them.
-        of_another_model: whether an input of the program has such a one, beside the inputs that
-            have the model's.
+        of_another_model: whether one that is new is an input of a program, which also has the
+            model's parameters as inputs.
         programs: the programs that have them as inputs; None among them if one was computed.
         fingerprint: a number that is the same for the same parameters; 0 if there is none.
     """

@@ -55,7 +55,7 @@ class Callbacks:
 
 _lock = threading.RLock()
 _installations: tuple[object, ...] = ()
-_shared_is_wrapped = False  # whether all is wrapped that is no class of a module
+_shared_is_wrapped = False  # "shared": all that is wrapped besides module classes
 _wrapped: set[type] = set()
 _undo: list[Callable[[], None]] = []
 _redirected: dict[types.FunctionType, types.FunctionType] = {}
@@ -131,8 +131,8 @@ def _wrap_shared(callbacks: Callbacks) -> None:
 
 
 # Python looks up `model(x)` on the class, and nnx has no place through which all calls of modules
-# go (Linen has: `nn.intercept_methods`). So each class of modules gets a wrapper of each public
-# method, also of those that it inherits: a subclass that is called must be told from its base.
+# go (Linen has: `nn.intercept_methods`). So each module class gets a wrapper for each public
+# method, inherited ones included: a call of a subclass must not look like a call of its base.
 # `type.__setattr__` is used because a metaclass may seal its classes. It can go when nnx has
 # interceptors of its own.
 def _wrap_class(cls: type, callbacks: Callbacks) -> None:

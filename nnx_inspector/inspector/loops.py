@@ -159,12 +159,13 @@ class Loops(LoopCallbacks):
     def tick(self) -> None:
         if self._goes_on_unwatched:
             return
-        if self._region is None or not self._core.looping:
-            if self._core.looping:
-                raise InspectorError(
-                    "The loop `for batch in insp.watch(batches)` counts its steps itself. Leave "
-                    "insp.tick() out of it."
-                )
+        looping = self._core.looping
+        if looping and self._region is None:
+            raise InspectorError(
+                "The loop `for batch in insp.watch(batches)` counts its steps itself. Leave "
+                "insp.tick() out of it."
+            )
+        if not looping or self._region is None:
             raise InspectorError(
                 "insp.tick() marks the start of a step inside a watched region: with "
                 "insp.watch(every=10): for batch in batches: insp.tick(); train_step(batch)."

@@ -147,7 +147,7 @@ def _lowest_score(dtype: DTypeLike) -> tuple[int, Any]:
 
 def _sort_keys(x: Value) -> PyTree:
     """Integers in the order of floats, without NaN; those of both zeros are equal."""
-    # as integers, the bits of positive floats have their order, those of negative ones the reverse
+    # read as integers, positive floats are in the same order, and negative floats in reverse order
     lowest, integer = _lowest_score(x.dtype)
     bits = lax.bitcast_convert_type(jnp.where(x == 0, 0, x), integer)
     return jnp.where(bits < 0, bits ^ ~integer.type(lowest), bits)

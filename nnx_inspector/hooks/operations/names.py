@@ -70,7 +70,7 @@ class OperationNames:
 
     Args:
         visit: receives each operation.
-        gates: the names of gates by those of the operations that compute them.
+        gates: the name of each gate, by the name of the operation that computes it.
         closed: makes a context in which no hook is open.
     """
 
@@ -84,7 +84,7 @@ class OperationNames:
         self._counts: dict[str, int] = {}
         self._is_result = False
         self.trails = Trails()
-        # by the id of their Variable: those of the enclosing call, then those of this one
+        # by the id of the Variable; first the weights of the enclosing call, then of this one
         self.weights: Mapping[int, Value] = {}
         self.argument_trails: list[Trail | None] = []
         self.result_trail: Trail | None = None
